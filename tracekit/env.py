@@ -1,0 +1,72 @@
+"""Every `TRACEKIT_*` variable, read once. A misspelt name is an error, and nothing is ever evaluated."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tracekit.errors import UsageError
+
+KNOWN = {
+    "TRACEKIT_CACHE": "folder for converted model files (default: ~/.cache/tracekit)",
+    "TRACEKIT_THREADS": "threads of the CPU kernels (default: the cores of the machine)",
+    "TRACEKIT_ISA": "build of the CPU kernel to use: v4 (AVX-512), v3 (AVX2), v1 (no FMA instruction)",
+    "TRACEKIT_TIMEOUT": "seconds that a kernel in a child process may take for one launch (default: 300)",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The environment, parsed."""
+
+    cache: Path
+    threads: int
+    isa: str | None
+    timeout: float
+
+
+def parse_settings(environ: Mapping[str, str]) -> Settings:
+    """Parse `TRACEKIT_*` out of an environment.
+
+    Raises:
+        UsageError: a name is unknown or a value is outside its range.
+    """
+    unknown = sorted(name for name in environ if name.startswith("TRACEKIT_") and name not in KNOWN)
+    if unknown:
+        raise UsageError(
+            f"{unknown[0]} is not a setting of tracekit; the settings are {', '.join(KNOWN)}.",
+            rule="V-UNKNOWN",
+            name=unknown[0],
+            valid=list(KNOWN),
+        )
+    isa = environ.get("TRACEKIT_ISA")
+    if isa is not None and isa not in ("v1", "v3", "v4"):
+        raise UsageError(f"TRACEKIT_ISA is {isa!r}; valid are v1, v3, v4.", rule="V-ISA", value=isa)
+    home = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    return Settings(
+        cache=Path(environ["TRACEKIT_CACHE"]).expanduser() if "TRACEKIT_CACHE" in environ else home / "tracekit",
+        threads=int(_positive(environ, "TRACEKIT_THREADS", len(os.sched_getaffinity(0)), whole=True)),
+        isa=isa,
+        timeout=_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False),
+    )
+
+
+def _positive(environ: Mapping[str, str], name: str, default: float, *, whole: bool) -> float:
+    text = environ.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < 1e9:
+        kind = "a whole number" if whole else "a number"
+        raise UsageError(f"{name} is {text!r}; it must be {kind} above 0.", rule="V-NUMBER", name=name, value=text)
+    return value
+
+
+@cache
+def settings() -> Settings:
+    """Return the settings of this process, read at first use."""
+    return parse_settings(os.environ)
