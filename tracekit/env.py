@@ -45,7 +45,9 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         raise UsageError(f"TRACEKIT_ISA is {isa!r}; valid are v1, v3, v4.", rule="V-ISA", value=isa)
     home = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Settings(
-        cache=Path(environ["TRACEKIT_CACHE"]).expanduser() if "TRACEKIT_CACHE" in environ else home / "tracekit",
+        cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
+        if "TRACEKIT_CACHE" in environ
+        else home / "tracekit",
         threads=int(_positive(environ, "TRACEKIT_THREADS", len(os.sched_getaffinity(0)), whole=True)),
         isa=isa,
         timeout=_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False),
@@ -62,7 +64,9 @@ def _positive(environ: Mapping[str, str], name: str, default: float, *, whole: b
         value = 0
     if not 0 < value < 1e9:
         kind = "a whole number" if whole else "a number"
-        raise UsageError(f"{name} is {text!r}; it must be {kind} above 0.", rule="V-NUMBER", name=name, value=text)
+        raise UsageError(
+            f"{name} is {text!r}; it must be {kind} above 0.", rule="V-NUMBER", name=name, value=text
+        )
     return value
 
 

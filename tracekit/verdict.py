@@ -39,9 +39,7 @@ class Compared:
     rows: int = 0
 
     def __add__(self, other: "Compared") -> "Compared":
-        return Compared(
-            self.tensors + other.tensors, self.elements + other.elements, self.rows + other.rows
-        )
+        return Compared(self.tensors + other.tensors, self.elements + other.elements, self.rows + other.rows)
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,9 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.status in EVIDENCE and self.compared.elements == 0:
-            raise ValueError(f"claim {self.claim}: {self.status} needs compared elements; nothing was compared")
+            raise ValueError(
+                f"claim {self.claim}: {self.status} needs compared elements; nothing was compared"
+            )
         if self.status is Status.REFUTED and self.first is None:
             raise ValueError(f"claim {self.claim}: refuted needs the first differing place")
         if not self.reason:

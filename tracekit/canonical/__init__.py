@@ -1,0 +1,1 @@
+"""From an engine's physical layout to the logical words of the model, and back; pure functions."""

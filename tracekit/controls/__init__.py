@@ -1,0 +1,1 @@
+"""Negative controls: kernels that are right on the baseline call and wrong through one mechanism."""

@@ -1,0 +1,1 @@
+"""One file an engine; nothing else knows one."""

@@ -100,7 +100,11 @@ class Bits:
 
     def same(self, other: Self) -> bool:
         """Say whether dtype, shape and every bit are equal: +0 is not -0, a NaN equals only its own bits."""
-        return self.dtype == other.dtype and self.shape == other.shape and bool(np.array_equal(self.data, other.data))
+        return (
+            self.dtype == other.dtype
+            and self.shape == other.shape
+            and bool(np.array_equal(self.data, other.data))
+        )
 
     def take(self, order: Array) -> "Bits":
         """Return the rows (axis 0) in another order."""
@@ -168,5 +172,7 @@ def _float8_table(dtype: DType) -> npt.NDArray[np.float32]:
     elif dtype is DType.FLOAT8_E4M3FNUZ:
         value[0x80] = np.nan
     else:
-        value[exponent == 31] = np.where(mantissa, np.nan, np.where(code & 0x80, -np.inf, np.inf))[exponent == 31]
+        value[exponent == 31] = np.where(mantissa, np.nan, np.where(code & 0x80, -np.inf, np.inf))[
+            exponent == 31
+        ]
     return value.astype(np.float32)

@@ -29,7 +29,11 @@ class RequestKey:
     ordinal: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.digest) != DIGEST_LENGTH or set(self.digest) - set("0123456789abcdef") or self.ordinal < 0:
+        if (
+            len(self.digest) != DIGEST_LENGTH
+            or set(self.digest) - set("0123456789abcdef")
+            or self.ordinal < 0
+        ):
             raise InvalidCall(
                 f"a request key is {DIGEST_LENGTH} hexadecimal digits and an ordinal from 0, "
                 f"not {self.digest!r} and {self.ordinal}.",
@@ -98,7 +102,7 @@ class Rows:
             raise InvalidCall("each request of a launch is listed once.", rule="M-ROWS-REQUEST")
         if self.count and not 0 <= self.request.min() <= self.request.max() < len(self.requests):
             raise InvalidCall(
-                f"a row points at request {int(self.request.max())}, but the launch has {len(self.requests)}.",
+                f"a row points at request {int(self.request.max())} of {len(self.requests)}.",
                 rule="M-ROWS-REQUEST",
             )
         if self.count and self.positions.min() < 0:
@@ -132,5 +136,8 @@ class Rows:
         renumber = np.full(len(self.requests), -1, np.int32)
         renumber[kept] = np.arange(kept.size, dtype=np.int32)
         return Rows(
-            tuple(self.requests[i] for i in kept), renumber[request], self.positions[order], self.token_ids[order]
+            tuple(self.requests[i] for i in kept),
+            renumber[request],
+            self.positions[order],
+            self.token_ids[order],
         )

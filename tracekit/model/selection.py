@@ -70,7 +70,12 @@ class Lists:
         object.__setattr__(self, "ids", _frozen(self.ids, np.int64, "ids"))
         object.__setattr__(self, "offsets", _frozen(self.offsets, np.int64, "offsets"))
         offsets = self.offsets
-        if offsets.size < 1 or offsets[0] != 0 or offsets[-1] != self.ids.size or (np.diff(offsets) < 0).any():
+        if (
+            offsets.size < 1
+            or offsets[0] != 0
+            or offsets[-1] != self.ids.size
+            or (np.diff(offsets) < 0).any()
+        ):
             raise InvalidCall("offsets rise from 0 to the number of ids.", rule="M-SEL-OFFSETS")
         if self.ids.size and self.ids.min() < 0:
             raise InvalidCall("an id is below 0; leave holes out of a list.", rule="M-SEL-NEGATIVE")
@@ -80,7 +85,7 @@ class Lists:
         if twice.any():
             at = int(order[int(np.argmax(twice))])
             raise InvalidCall(
-                f"query row {int(owner[at])} selects KV row {int(self.ids[at])} twice; the keys of a row are a set.",
+                f"query row {int(owner[at])} selects KV row {int(self.ids[at])} twice; its keys are a set.",
                 rule="M-SEL-DUPLICATE",
                 row=int(owner[at]),
                 id=int(self.ids[at]),

@@ -1,0 +1,1 @@
+"""Kernels that can be run again, one a file."""

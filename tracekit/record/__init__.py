@@ -1,0 +1,1 @@
+"""Recording: owned copies of what an engine's kernels read and wrote."""

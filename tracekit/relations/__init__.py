@@ -1,0 +1,1 @@
+"""Claims, one a file: variants of a call whose answers must agree."""

@@ -1,0 +1,1 @@
+"""Reports made from verdicts: terminal and JSON."""

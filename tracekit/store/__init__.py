@@ -1,0 +1,1 @@
+"""The trace file (docs/format.md)."""

@@ -1,0 +1,1 @@
+"""Public conformance suites for providers, relations and engines."""

@@ -1,0 +1,127 @@
+"""The protocol of a provider: a kernel that can be run again."""
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
+from tracekit.verdict import ClaimId
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a provider can run; everything else it refuses by name.
+
+    Args:
+        dtypes: dtypes of Q, KV and O.
+        families: KV families.
+        two_families: whether one call may read two of them in one softmax.
+        lists: whether a row may read a list of KV rows (else only a range).
+        sink: whether it applies a sink.
+        lse: whether it returns the LSE (natural logarithm, sink not counted).
+        max_head_dim: largest D and Dv.
+        score_dtype: dtype that holds the scores, by dtype of Q; FP32 where absent.
+        probability_dtype: dtype of P when it meets V, by dtype of Q; FP32 where absent.
+    """
+
+    dtypes: frozenset[DType]
+    families: frozenset[KVFamily] = frozenset(KVFamily)
+    two_families: bool = False
+    lists: bool = False
+    sink: bool = False
+    lse: bool = True
+    max_head_dim: int = 576
+    score_dtype: dict[DType, DType] = field(default_factory=dict)
+    probability_dtype: dict[DType, DType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How to run a launch.
+
+    Args:
+        threads: threads of the kernel; 0 is its default.
+    """
+
+    threads: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """What a provider is asked to run: calls one after the other in one process, and how.
+
+    Each call is one kernel launch over all of its rows and requests.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    execution: Execution = Execution()
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """The answer to one call, rows in the order of the call.
+
+    Args:
+        out: O `[T, H, Dv]`.
+        lse: FP32 `[T, H]`, natural, sink not counted; None where the kernel gives none.
+    """
+
+    out: Bits
+    lse: Bits | None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answers to the calls of a launch, and what really ran."""
+
+    tensors: tuple[Tensors, ...]
+    executed: ExecutedIdentity
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """A kernel that can be run again."""
+
+    id: str
+
+    def capabilities(self) -> Capabilities:
+        """Return what it can run."""
+        ...
+
+    def advertised(self) -> frozenset[ClaimId]:
+        """Return the claims that it promises; the others are only probed."""
+        ...
+
+    def identity(self) -> ExecutedIdentity:
+        """Return what would run here."""
+        ...
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """Return why it cannot run a call, in one clause, or None."""
+        ...
+
+    def run(self, launch: Launch) -> Answer:
+        """Run the calls of a launch.
+
+        Raises:
+            Unsupported: a call is refused.
+        """
+        ...
+
+
+def refusal(capabilities: Capabilities, call: AttentionCall) -> str | None:
+    """Return the first capability that a call exceeds, in one clause, or None."""
+    from tracekit.model import Lists
+
+    families = call.selection.families
+    checks = (
+        (call.dtype in capabilities.dtypes, f"dtype {call.dtype}"),
+        (set(families) <= capabilities.families, f"KV family {', '.join(families)}"),
+        (len(families) == 1 or capabilities.two_families, "two KV families in one softmax"),
+        (
+            capabilities.lists or not any(isinstance(part, Lists) for part in families.values()),
+            "a selection that is a list of rows",
+        ),
+        (capabilities.sink or call.sink is None, "an attention sink"),
+        (max(call.head_dim, call.value_dim) <= capabilities.max_head_dim, f"head size {call.head_dim}"),
+    )
+    return next((f"it does not take {what}" for fine, what in checks if not fine), None)

@@ -1,0 +1,63 @@
+"""The protocol of a relation: one promise about executions of one kernel.
+
+A relation makes variants of a call and says what their answers must equal. It runs nothing and compares
+nothing: answers come back to the original rows by their identity `(request, position)`.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from tracekit.model import AttentionCall
+from tracekit.providers.base import Launch, Provider
+from tracekit.verdict import ClaimId
+
+
+class Expectation(StrEnum):
+    """What the answers of the variants are held against."""
+
+    BASELINE = "bits of the same call, run as it stands"
+    TRACE = "bits in the trace"
+    ENVELOPE = "error envelope around the float64 oracle"
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One legal re-arrangement of a call.
+
+    Args:
+        name: what was changed, for the report (`reversed`, `row alone`).
+        launch: calls whose rows together are rows of the original call; each keeps its identity.
+    """
+
+    name: str
+    launch: Launch
+
+
+class Relation(Protocol):
+    """One promise."""
+
+    id: ClassVar[ClaimId]
+    promise: ClassVar[str]
+    expects: ClassVar[Expectation]
+
+    def applies(self, call: AttentionCall) -> str | None:
+        """Return why the claim says nothing about a call, in one clause, or None where it applies."""
+        ...
+
+    def variants(self, call: AttentionCall, seed: int) -> Iterator[Variant]:
+        """Yield the variants; the same seed gives the same variants."""
+        ...
+
+    def broken(self) -> Provider:
+        """Return the negative control: right on the baseline call, wrong through this claim's mechanism."""
+        ...
+
+
+def rng(seed: int, claim: ClaimId) -> np.random.Generator:
+    """Return the random numbers of one claim; claims do not share a stream."""
+    return np.random.default_rng([seed, zlib.crc32(claim.encode())])
