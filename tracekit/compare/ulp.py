@@ -12,7 +12,7 @@ SPECIAL = ("sign of zero", "inf", "nan")
 
 
 def ordered(bits: Bits) -> npt.NDArray[np.int64]:
-    """Map patterns to integers in the order of their values, neighbours one apart; both zeros are 0."""
+    """Map patterns to integers in the order of their values, neighbours 1 apart; both zeros are 0."""
     patterns = bits.data.astype(np.int64)
     sign = np.int64(1) << (8 * bits.dtype.container.itemsize - 1)
     magnitude = patterns & (sign - 1)
