@@ -139,7 +139,7 @@ def _block(
     numerator = share * ((p * tau) @ np.abs(values)) + np.abs(out) * off_all
     spread = numerator / (1.0 - off_all)
     # Underflow: P below the smallest number of its dtype may become 0, and so may O.
-    largest = np.where(mask[..., None], np.abs(values)[:, :, None], 0.0).max(axis=3)
+    largest = np.abs(values).max(axis=2, keepdims=True)
     spread = spread + 2 * count * _smallest(roundings.probability) * largest
     radius = spread + dtype.unit_roundoff * (np.abs(out) + spread) + _smallest(dtype)
     lse_radius = -np.log1p(-off) + 8 * _U32 * np.maximum(1.0, np.maximum(np.abs(lse), np.abs(peak)))

@@ -38,7 +38,7 @@ def distances(expected: Bits, actual: Bits) -> tuple[npt.NDArray[np.int64], Arra
 
 
 def histogram(steps: Array, special: Array) -> Histogram:
-    """Count pairs by class: `0`, `1`, `2-3`, `4-7`, ..., then the special classes; empty ones are left out."""
+    """Count pairs by class: `0`, `1`, `2-3`, `4-7`, ..., then the special ones; empty ones are left out."""
     finite = steps[special == 0]
     counts = [(SAME, int(np.count_nonzero(finite == 0)))]
     power = np.floor(np.log2(np.maximum(finite, 1))).astype(np.int64)

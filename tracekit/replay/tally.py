@@ -133,11 +133,11 @@ class Tally:
 
     def _same(self) -> str:
         if self.relation.expects is Expectation.ENVELOPE:
-            text = f"inside the envelope, at most {self.worst:.0%} of the bound"
+            text = f"inside the envelope, largest error {self.worst:.0%} of its bound"
             if self.skipped_rows:
-                text += f"; {self.skipped_rows} rows have no usable bound"
+                text += f"; no usable bound for {_many(self.skipped_rows, 'row')}"
         else:
-            text = f"same bits in {self.variants:,} variants of {self.calls:,} calls"
+            text = f"same bits in {_many(self.variants, 'variant')} of {_many(self.calls, 'call')}"
         return text + self._left_out()
 
     def _difference(self) -> str:
@@ -169,6 +169,10 @@ def described(identity: ExecutedIdentity | None) -> dict[str, str]:
         return {}
     parts = {"kernel": identity.kernel, **identity.libraries, "device": identity.device}
     return parts | {name: text for name, text in (("arch", identity.arch), ("isa", identity.isa)) if text}
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _counted(reasons: Counter[str]) -> str:
