@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from dataclasses import replace
 
 from tracekit.controls.solo import SmallBatchKernel
 from tracekit.errors import Unavailable
@@ -80,6 +81,11 @@ class OneRowShort(Faulty):
 class FailsOnBaseline(Faulty):
     def run(self, launch):
         os._exit(9)
+
+
+class NeedsPlan(Oracle):
+    def capabilities(self):
+        return replace(super().capabilities(), launch_plan=True)
 
 
 class CannotBeMade(Oracle):

@@ -213,7 +213,28 @@ def test_the_recorded_kernel_is_replayed_where_it_is_here():
 
     assert report.find("recorded", "torch-flash-cpu").status is Status.HELD
     assert report.find("rerun", "torch-flash-cpu").status is Status.HELD
-    assert report.find("recorded", "tka1").status is Status.NOT_RUN
+    assert report.exit_code == Exit.OK  # `recorded` is not about tka1 here
+
+
+def test_a_named_claim_is_only_probed_on_a_kernel_that_nobody_named():
+    pytest.importorskip("torch")
+    trace = MemoryTrace((record(dense_call(lengths=(40,), seed=8), create("torch-flash-cpu")),))
+
+    report = replay([trace], claims=["decode"])
+
+    assert report.find("decode", "tka1").status is Status.HELD
+    assert report.find("decode", "torch-flash-cpu").status is Status.OBSERVED_VARIES
+    assert report.exit_code == Exit.OK
+
+
+def test_recorded_is_not_run_without_the_launch_plan_that_the_kernel_needs():
+    trace = MemoryTrace((record(PREFILL, create("oracle")),))
+
+    report = replay([trace], providers=["tests.replay.faulty:NeedsPlan"], claims=["recorded"])
+
+    assert report.find("recorded").status is Status.NOT_RUN
+    assert report.find("recorded").reason == "launch plan absent"
+    assert report.exit_code == Exit.NOT_RUN
 
 
 def test_filters_that_leave_nothing_say_what_there_is():

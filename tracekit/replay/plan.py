@@ -23,11 +23,13 @@ class Planned:
         provider: its name.
         asked: whether the user named it; else it is left out where it does not fit.
         recorded: whether it stands for the kernel of the trace, and runs only where that is what would run.
+        without: claims that are about another kernel of this replay.
     """
 
     provider: str
     asked: bool
     recorded: bool = False
+    without: frozenset[ClaimId] = frozenset()
 
 
 def providers_of(trace: TraceLike, first: int, asked: Sequence[str] | None) -> list[Planned]:
@@ -45,26 +47,32 @@ def providers_of(trace: TraceLike, first: int, asked: Sequence[str] | None) -> l
         for spec in asked:
             registry.check(spec)
         return [Planned(spec, asked=True) for spec in dict.fromkeys(asked)]
-    planned = [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
     kernel = trace.call(first).provenance.executed.kernel
     provider = registry.for_kernel(kernel)
-    if provider != PORTABLE:
-        planned.append(Planned(provider or kernel, asked=False, recorded=True))
-    return planned
+    if provider == PORTABLE:
+        return [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
+    return [
+        Planned(TRACE, asked=False),
+        Planned(PORTABLE, asked=False, without=frozenset({"recorded"})),
+        Planned(provider or kernel, asked=False, recorded=True),
+    ]
 
 
 def judged_and_probed(
-    advertised: frozenset[ClaimId], named: Sequence[ClaimId] | None, probe: bool
+    planned: Planned, advertised: frozenset[ClaimId], named: Sequence[ClaimId] | None, probe: bool
 ) -> list[tuple[Relation, bool]]:
-    """Return relations and whether each is only probed, in the order of reports."""
-    every = list(known_claims())
-    if named is not None:
-        return [(relation(claim), False) for claim in every if claim in named]
-    return [
-        (relation(claim), claim not in advertised)
-        for claim in every
-        if claim in advertised or (probe and claim != "recorded")
-    ]
+    """Return relations and whether each is only probed, in the order of reports.
+
+    A claim is judged where it was promised, or where the user named both it and the kernel. A named claim on
+    a kernel that nobody named and that never made it is probed: nobody is accused for a promise of another.
+    """
+    chosen = []
+    for claim in known_claims():
+        promised = claim in advertised
+        wanted = claim in named if named is not None else promised or (probe and claim != "recorded")
+        if wanted and claim not in planned.without:
+            chosen.append((relation(claim), not promised and not (planned.asked and named is not None)))
+    return chosen
 
 
 def check_claims(named: Sequence[ClaimId] | None) -> None:
