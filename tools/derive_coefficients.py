@@ -1,4 +1,6 @@
-"""Derive every constant of `kernels/tk_math.h`: `python tools/derive_coefficients.py > kernels/coefficients.txt`.
+"""Derive the constants of `kernels/tk_math.h`.
+
+    python tools/derive_coefficients.py > kernels/coefficients.txt
 
 Method, for each polynomial: minimax in 40 digits by the exchange algorithm of Remez on a grid of Chebyshev
 nodes, for the largest *relative* error of the whole function, then every coefficient is rounded to binary32.
@@ -41,7 +43,9 @@ def grid(low: Number, high: Number) -> list[Number]:
     return [x for x in points if abs(x) > mp.mpf(10) ** -6]
 
 
-def minimax(points: Sequence[Number], target: Sequence[Number], weight: Sequence[Number], powers: range) -> list[Number]:
+def minimax(
+    points: Sequence[Number], target: Sequence[Number], weight: Sequence[Number], powers: range
+) -> list[Number]:
     """Return a with the smallest max |(sum a_k x^k - target) * weight| over the points (Remez).
 
     Args:

@@ -105,9 +105,9 @@ class Library:
 
 
 def _family(family: FamilyInput, keep: list[Any]) -> _Family:
-    requests = (_Rows * max(1, len(family.keys)))(
-        *((_address(k), _address(v), r) for k, v, r in zip(family.keys, family.values, family.first, strict=True))
-    )
+    requests = (_Rows * len(family.keys))()
+    for r, (k, v, first) in enumerate(zip(family.keys, family.values, family.first, strict=True)):
+        requests[r] = _Rows(_address(k), _address(v), first)
     keep.append(requests)
     where = ctypes.addressof(requests)
     if isinstance(family.selection, Lists):
@@ -140,7 +140,6 @@ def available() -> list[str]:
     return [isa for isa, level in BUILDS.items() if level <= best and find(isa)]
 
 
-@cache
 def load(isa: str) -> Library:
     """Return a build, self-tested.
 
@@ -160,6 +159,7 @@ def load(isa: str) -> Library:
     return load_file(path, isa)
 
 
+@cache
 def load_file(path: Path, isa: str) -> Library:
     """Open one library file and test it; errors as `load`."""
     library = Library(path, isa, _open(path))
