@@ -41,10 +41,10 @@ def test_a_kernel_that_fails_in_one_claim_leaves_the_others_standing(kernel, wor
 
 
 def test_a_kernel_that_hangs_is_ended():
-    report = run("Hangs", timeout=3.0, claims=["solo", "rows"])
+    report = run("Hangs", timeout=2.0, claims=["solo", "rows"])
 
     assert report.find("solo").status is Status.INCONCLUSIVE
-    assert "did not answer within 3 seconds" in report.find("solo").reason
+    assert "did not answer within 2 seconds" in report.find("solo").reason
     assert report.find("rows").status is Status.HELD
 
 
