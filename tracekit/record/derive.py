@@ -1,0 +1,40 @@
+"""The LSE of a call whose kernel gave none, computed by tracekit: derived, never evidence about a kernel."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.model import AttentionCall, Bits, DType
+
+_ROWS = 64
+"""Query rows at a time: bounds the memory of one score matrix."""
+
+
+def derive_lse(call: AttentionCall) -> Bits:
+    """Return FP32 `[T, H]`: ln of the sum of exp(scale q.k) over the selected keys, in binary64.
+
+    Natural logarithm, the sink not counted, -inf for a row without keys; rounded once to binary32.
+    """
+    lse = np.full((call.num_rows, call.num_heads), -np.inf)
+    group = call.num_heads // call.num_kv_heads
+    for index, key in enumerate(call.rows.requests):
+        mine = np.flatnonzero(call.rows.request == index)
+        for family, part in call.selection.families.items():
+            held = call.kv[key][family]
+            keys = held.keys.to_float64().transpose(1, 2, 0)
+            for start in range(0, mine.size, _ROWS):
+                rows = mine[start : start + _ROWS]
+                q = call.q.take(rows).to_float64().reshape(rows.size, -1, group, call.head_dim)
+                scores = np.einsum("tkgd,kdn->tkgn", q, keys, optimize=True) * call.conventions.scale
+                seen = np.zeros((rows.size, held.count), np.bool_)
+                for i, t in enumerate(rows):
+                    seen[i, part.row(int(t)) - held.first] = True
+                scores[np.broadcast_to(~seen[:, None, None, :], scores.shape)] = -np.inf
+                lse[rows] = np.logaddexp(lse[rows], _log_sum_exp(scores).reshape(rows.size, -1))
+    return Bits.from_float32(lse.astype(np.float32), DType.FLOAT32)
+
+
+def _log_sum_exp(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    peak = scores.max(axis=-1, initial=-np.inf)
+    shift = np.where(np.isfinite(peak), peak, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(scores - shift[..., None]).sum(-1)) + shift
