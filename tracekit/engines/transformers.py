@@ -8,13 +8,23 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
+from tracekit.engines import transformers_backend
 from tracekit.engines.patch import Entry, enter_all
-from tracekit.engines.transformers_call import EAGER, SDPA, Kernel, KernelCall, check_cache, observe_call
+from tracekit.engines.transformers_call import (
+    EAGER,
+    SDPA,
+    TKA1,
+    Kernel,
+    KernelCall,
+    check_cache,
+    observe_call,
+)
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_step import (
     Forward,
@@ -72,10 +82,13 @@ class Recorder:
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""
         table = AttentionInterface._global_mapping
-        return [
+        entries = [
             Entry("transformers sdpa", table, "sdpa", lambda original: self._wrap(SDPA, original)),
             Entry("transformers eager", table, "eager", lambda original: self._wrap(EAGER, original)),
         ]
+        if transformers_backend.NAME in table:
+            entries.append(Entry("tracekit on TKA-1", table, transformers_backend.NAME, self._wrap_tka1))
+        return entries
 
     def hooks(self) -> list[Callable[[], Any]]:
         """Registrations of module hooks; each returns a handle."""
@@ -85,9 +98,7 @@ class Recorder:
             lambda: model.register_forward_hook(self._after_forward, always_call=True),
         ]
         for module in self._modules:
-            hooks.append(
-                lambda m=module: m.register_forward_pre_hook(self._before_attention, with_kwargs=True)
-            )
+            hooks.append(partial(module.register_forward_pre_hook, self._before_attention, with_kwargs=True))
         return hooks
 
     def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
@@ -126,6 +137,19 @@ class Recorder:
                 call = KernelCall(module, query, key, value, attention_mask, kwargs, result[0])
                 self._look(kernel, call)
             return result
+
+        return recorded
+
+    def _wrap_tka1(self, original: Attention) -> Attention:
+        def recorded(
+            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, Any]:
+            if module not in self._modules:
+                return original(module, query, key, value, attention_mask, **kwargs)
+            # The same computation; transformers has no place for the LSE, a trace has.
+            out, lse = transformers_backend.attend(module, query, key, value, attention_mask, **kwargs)
+            self._look(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
+            return out, None
 
         return recorded
 

@@ -8,7 +8,7 @@ import torch
 
 from tracekit.canonical.padded import PaddedBatch
 from tracekit.engines.torch_bits import borrow, take_rows
-from tracekit.engines.transformers_identity import engine_name, executed
+from tracekit.engines.transformers_backend import IDENTITY
 from tracekit.engines.transformers_mask import MaskReading, read_mask
 from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
 from tracekit.errors import Unsupported
@@ -27,6 +27,7 @@ from tracekit.model import (
     scale_to_bits,
 )
 from tracekit.model.launch_plan import Scalar
+from tracekit.providers.transformers_identity import engine_name, executed
 from tracekit.record.observation import Borrowed, Observation, SeenKV
 
 _TENSORS = {"s_aux", "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"}
@@ -41,24 +42,29 @@ class Kernel:
 
     Args:
         name: `sdpa`, `eager` or `tracekit`: the name in transformers' table.
-        executed: the identity of the kernel, given the device.
         own_scores: whether scores are held in the dtype of q (else in FP32).
         own_probabilities: whether P meets V in the dtype of q (else in FP32).
+        portable: whether it is TKA-1, whose bits depend on nothing here.
     """
 
     name: str
     own_scores: bool
     own_probabilities: bool
+    portable: bool = False
 
     def identity(self, device: str) -> ExecutedIdentity:
         """What ran, when this kernel ran here."""
-        return executed(f"transformers.{self.name}", device)
+        return IDENTITY if self.portable else executed(f"transformers.{self.name}", device)
 
 
 SDPA = Kernel("sdpa", own_scores=False, own_probabilities=True)
 """torch's fused CPU kernel keeps scores in FP32 and casts P to the dtype of V for the second product."""
 EAGER = Kernel("eager", own_scores=True, own_probabilities=True)
 """q @ k is a tensor of the model's dtype, and so is P before it meets V."""
+
+
+TKA1 = Kernel("tracekit", own_scores=False, own_probabilities=False, portable=True)
+"""TKA-1, served by `transformers_backend`."""
 
 
 @dataclass(frozen=True, eq=False)

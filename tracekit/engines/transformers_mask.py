@@ -1,16 +1,13 @@
-"""The mask as it was passed is the truth about what each row read; this reads it, and packs it for a re-launch."""
+"""The mask as it was passed is the truth about what each row read: read it, and pack it to run again."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tracekit.canonical.padded import PaddedBatch
-from tracekit.engines.torch_bits import torch_dtype
 from tracekit.errors import Unsupported
-from tracekit.model import Array, DType, LaunchPlan, Lists, Ranges
+from tracekit.model import Array, Lists, Ranges
 from tracekit.model.launch_plan import Scalar
 
 
@@ -79,35 +76,6 @@ def read_mask(mask: torch.Tensor | None, batch: PaddedBatch, causal: bool) -> Ma
         scalars["mask_kind"] = "rows"
         shown = (mask >= 0).detach().cpu().numpy()
     visible = np.broadcast_to(shown[:, 0], (sequences, batch.queries, batch.keys))
+    if scalars["mask_kind"] == "rows":
+        return MaskReading(batch.selection(visible), scalars, {})
     return MaskReading(batch.selection(visible), scalars, {"mask": np.packbits(shown.reshape(-1))})
-
-
-def rebuild_mask(plan: LaunchPlan) -> torch.Tensor | None:
-    """Return the mask that a launch plan holds, as it was passed."""
-    kind = plan.scalars["mask_kind"]
-    if kind == "none":
-        return None
-    shape = [_whole(plan, name) for name in ("mask_batch", "query_length", "key_length")]
-    count = int(np.prod(shape))
-    shown = np.unpackbits(np.asarray(plan.arrays["mask"], np.uint8), count=count).astype(np.bool_)
-    return mask_of_kind(shown.reshape(shape), plan.scalars)
-
-
-def mask_of_kind(visible: npt.NDArray[np.bool_], scalars: Any) -> torch.Tensor:
-    """Return a mask `[B, 1, S, T]` of the kind that a launch used.
-
-    Args:
-        visible: `[B, S, T]`.
-        scalars: `mask_kind`, and for an additive mask `mask_low` and `mask_dtype`.
-    """
-    shown = torch.from_numpy(np.ascontiguousarray(visible))[:, None]
-    if scalars["mask_kind"] != "additive":
-        return shown
-    dtype = torch_dtype(DType(scalars["mask_dtype"]))
-    return torch.where(shown, torch.zeros((), dtype=dtype), torch.tensor(scalars["mask_low"], dtype=dtype))
-
-
-def _whole(plan: LaunchPlan, name: str) -> int:
-    value = plan.scalars[name]
-    assert isinstance(value, int)
-    return value

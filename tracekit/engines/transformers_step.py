@@ -43,7 +43,7 @@ class Forward:
     @property
     def queries(self) -> int:
         """S."""
-        return self.tokens.shape[1]
+        return int(self.tokens.shape[1])
 
     def batch(self, keys: int) -> PaddedBatch:
         """The padded batch with T key slots held."""
@@ -101,7 +101,7 @@ def read_forward(signature: inspect.Signature, args: Any, kwargs: Any, sequences
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if ids is None and embeds is None:
         raise Unsupported("the forward has neither input_ids nor inputs_embeds.", rule="T-INPUT")
-    shape = tuple(ids.shape) if ids is not None else tuple(embeds.shape[:2])
+    shape: tuple[int, ...] = tuple(given["inputs_embeds" if ids is None else "input_ids"].shape[:2])
     tokens = np.full(shape, UNKNOWN_TOKEN, np.int64) if ids is None else ids.detach().cpu().numpy()
     cache = cache_of(given)
     past = 0 if cache is None else int(cache.get_seq_length())
@@ -124,8 +124,8 @@ def _real(mask: Any, shape: tuple[int, ...], past: int) -> npt.NDArray[np.bool_]
     if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or tuple(mask.shape) != (shape[0], slots):
         found = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise Unsupported(
-            f"attention_mask is {found}; only the 2-D mask [{shape[0]}, {slots}] over past and new tokens says "
-            "which of them are padding. Pass that one.",
+            f"attention_mask is {found}; only the 2-D mask [{shape[0]}, {slots}] over past and new tokens "
+            "says which of them are padding. Pass that one.",
             rule="T-MASK",
         )
     real: Array = mask.detach().cpu().numpy() != 0
@@ -157,8 +157,8 @@ def new_tokens(forward: Forward, session: Session) -> dict[Handle, Array]:
         known = len(session.requests[handle].tokens)
         if held != known:
             raise Unsupported(
-                f"request {handle} has {known} tokens and its cache {held}: the cache was cropped, reordered or "
-                "filled elsewhere. A recording follows requests that only grow.",
+                f"request {handle} has {known} tokens and its cache {held}: the cache was cropped, reordered "
+                "or filled elsewhere. A recording follows requests that only grow.",
                 rule="T-REWIND",
                 request=handle,
             )

@@ -37,4 +37,5 @@ def _log_sum_exp(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     peak = scores.max(axis=-1, initial=-np.inf)
     shift = np.where(np.isfinite(peak), peak, 0.0)
     with np.errstate(divide="ignore"):
-        return np.log(np.exp(scores - shift[..., None]).sum(-1)) + shift
+        lse: npt.NDArray[np.float64] = np.log(np.exp(scores - shift[..., None]).sum(-1)) + shift
+    return lse

@@ -28,7 +28,8 @@ class OpenStep:
         expected = self.fired if self.expected is None else self.expected
         if self.fired < expected and not self.reasons:
             self.cut(
-                f"{expected - self.fired} of {expected} attention modules did not call the attention interface"
+                f"{expected - self.fired} of {expected} attention modules did not call the "
+                "attention interface"
             )
         return StepRecord(
             self.step, expected, self.fired, self.recorded, self.filtered, "; ".join(self.reasons)

@@ -55,7 +55,7 @@ class SeenKV:
     @property
     def end(self) -> int:
         """The logical index after the last row."""
-        return self.first + self.keys.data.shape[1]
+        return self.first + int(self.keys.data.shape[1])
 
 
 @dataclass(frozen=True, eq=False)

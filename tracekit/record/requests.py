@@ -58,8 +58,8 @@ class RequestTable:
         known = self._requests[handle].tokens
         if positions.size and int(positions.max()) >= len(known):
             raise InvalidCall(
-                f"request {handle} has {len(known)} tokens; a row at position {int(positions.max())} has none. "
-                "Give the step its tokens before its calls.",
+                f"request {handle} has {len(known)} tokens; a row at position {int(positions.max())} has "
+                "none. Give the step its tokens before its calls.",
                 rule="R-POSITION",
             )
         return np.asarray(known, np.int64)[positions]

@@ -124,8 +124,8 @@ class Session:
                 kv[handle][family], changed = log.observe(rows)
                 if changed is not None:
                     self.problems.append(
-                        f"step {self.current}, layer {seen.layer}: KV row {changed} of request {handle} changed "
-                        f"since it was last read; a new generation of its rows begins."
+                        f"step {self.current}, layer {seen.layer}: KV row {changed} of request {handle} "
+                        "changed since it was last read; a new generation of its rows begins."
                     )
         self._kept.append(_Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
         step.fired += 1
