@@ -16,12 +16,13 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from tracekit.engines.torch_bits import borrow
 from tracekit.errors import Unsupported
-from tracekit.model import Bits, DType, ExecutedIdentity, scale_to_bits
+from tracekit.model import Bits, DType, scale_to_bits
 from tracekit.providers import tka1
+from tracekit.providers.portable import Tka1
 from tracekit.providers.torch_tensors import to_torch
 
 NAME = "tracekit"
-IDENTITY = ExecutedIdentity("tka1", {"tka1": "1"})
+IDENTITY = Tka1().identity()
 """The version of the definition and nothing else: its bits depend on no library, processor or build."""
 
 

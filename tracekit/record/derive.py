@@ -4,16 +4,29 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.model import AttentionCall, Bits, DType
+from tracekit.providers.base import Launch
+from tracekit.providers.portable import Tka1
 
 _ROWS = 64
 """Query rows at a time: bounds the memory of one score matrix."""
 
 
 def derive_lse(call: AttentionCall) -> Bits:
-    """Return FP32 `[T, H]`: ln of the sum of exp(scale q.k) over the selected keys, in binary64.
+    """Return FP32 `[T, H]`: ln of the sum of exp(scale q.k) over the selected keys.
 
-    Natural logarithm, the sink not counted, -inf for a row without keys; rounded once to binary32.
+    Natural logarithm, the sink not counted, -inf for a row without keys. By TKA-1 where it takes the call
+    (bf16), so that the derived bits are the same on every machine; else in binary64, rounded once.
     """
+    kernel = Tka1()
+    if kernel.refuses(call) is None:
+        answer = kernel.run(Launch((call,))).tensors[0].lse
+        if answer is not None:
+            return answer
+    return lse_in_binary64(call)
+
+
+def lse_in_binary64(call: AttentionCall) -> Bits:
+    """Return the LSE of `derive_lse` for any dtype, by numpy."""
     lse = np.full((call.num_rows, call.num_heads), -np.inf)
     group = call.num_heads // call.num_kv_heads
     for index, key in enumerate(call.rows.requests):
