@@ -1,1 +1,16 @@
-"""Comparison in bits: where two answers differ, by how much, and whether that is allowed."""
+"""Hold answers against what was expected: in bits, in ULPs, in an error envelope. Runs nothing."""
+
+from tracekit.compare.bits import Comparison, compare_bits
+from tracekit.compare.diagnose import diagnose
+from tracekit.compare.envelope import Bounded, Envelope, Roundings, compare_envelope, envelope
+
+__all__ = [
+    "Bounded",
+    "Comparison",
+    "Envelope",
+    "Roundings",
+    "compare_bits",
+    "compare_envelope",
+    "diagnose",
+    "envelope",
+]

@@ -1,1 +1,1 @@
-"""Negative controls: kernels that are right on the baseline call and wrong through one mechanism."""
+"""The broken twins: one fault a file, right on the baseline call, wrong only through its mechanism."""

@@ -3,6 +3,7 @@
 from tracekit.model.bits import Array, Bits, DType
 from tracekit.model.call import AttentionCall, Gradients, Mode, Origin, Output
 from tracekit.model.conventions import Conventions, EmptyLse, KVSource, LseBase, scale_to_bits
+from tracekit.model.gather import Block, blocks
 from tracekit.model.indexer import IndexerCall
 from tracekit.model.kv import KVFamily, KVRows
 from tracekit.model.launch_plan import LaunchPlan
@@ -15,6 +16,7 @@ __all__ = [
     "Array",
     "AttentionCall",
     "Bits",
+    "Block",
     "Conventions",
     "DType",
     "EmptyLse",
@@ -40,5 +42,6 @@ __all__ = [
     "Rows",
     "Selection",
     "StepRecord",
+    "blocks",
     "scale_to_bits",
 ]

@@ -31,7 +31,9 @@ class Variant:
 
     Args:
         name: what was changed, for the report (`reversed`, `row alone`).
-        launch: calls whose rows together are rows of the original call; each keeps its identity.
+        launch: calls whose rows keep their identity; together they hold every row of the original call
+            at least once in one of the variants. Rows of other requests are companions: they are run, and
+            not compared.
     """
 
     name: str

@@ -1,0 +1,84 @@
+"""TKA-1, the portable attention kernel: one definition (docs/tka1.md), several forms, the same bits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tracekit.env import settings
+from tracekit.providers.tka1 import native, numpy_form
+from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+
+__all__ = [
+    "LEAF",
+    "SPEC",
+    "FamilyInput",
+    "Form",
+    "Inputs",
+    "Lists",
+    "Outputs",
+    "Partials",
+    "Ranges",
+    "Served",
+    "attention",
+    "partials",
+    "serving",
+]
+
+SPEC = "tka1"
+"""Name of the definition. It changes when a bit of any answer changes; forms and builds do not change it."""
+
+Form = Literal["auto", "native", "numpy"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Which form answers, for provenance and `doctor`.
+
+    Args:
+        form: `native` or `numpy`.
+        isa: the build of the native form, else None.
+        library: its file, else None.
+    """
+
+    form: str
+    isa: str | None
+    library: str | None
+
+
+def serving(form: Form = "auto", isa: str | None = None) -> Served:
+    """Say which form and build would answer; arguments and errors as `attention`."""
+    return _pick(form, isa)[0]
+
+
+def attention(inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None) -> Outputs:
+    """Compute O `[T, H, Dv]` and both LSE `[T, H]` of a launch (docs/tka1.md, S1 to S13).
+
+    Args:
+        inputs: the launch.
+        form: `native`, `numpy`, or `auto`: native where a library exists. All give the same bits.
+        threads: None takes `TRACEKIT_THREADS`; the number changes no bit.
+        isa: `v1`, `v3` or `v4`; None takes `TRACEKIT_ISA`, else the best for this processor.
+
+    Raises:
+        Unavailable: `K-NO-LIBRARY` where a native build is asked for that is not there.
+        ProviderFailed: `K-SELFTEST` where a library does not give the bits of the definition.
+    """
+    return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
+
+
+def partials(inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None) -> Partials:
+    """Compute the rows before S10 (sink and division); arguments and errors as `attention`."""
+    return _pick(form, isa)[2](inputs, settings().threads if threads is None else threads)
+
+
+_Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]
+
+
+def _pick(form: Form, isa: str | None) -> _Forms:
+    wanted = isa or settings().isa
+    if form != "numpy":
+        builds = native.available()
+        if builds or wanted or form == "native":
+            library = native.load(wanted or (builds[0] if builds else native.BASELINE))
+            return Served("native", library.isa, str(library.path)), library.run, library.partials
+    return Served("numpy", None, None), numpy_form.run, numpy_form.partials

@@ -1,0 +1,180 @@
+"""TKA-1 in C++, through ctypes: find the library, ask it once to prove itself, call it.
+
+The libraries lie in `tracekit/_native/`. A development install keeps Python files and build results in two
+folders, and both are in `tracekit.__path__`; so every entry is searched.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import tracekit
+from tracekit.errors import ProviderFailed, Unavailable
+from tracekit.providers.tka1 import selftest
+from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials
+
+BASELINE = "v1"
+BUILDS = {"v4": 4, "v3": 3, "v1": 1}
+"""Builds, best first, and the number by which a processor says that it can run them."""
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("first", ctypes.c_int64))
+
+
+class _Family(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("requests", "ids", "offsets", "lo", "hi"))
+
+
+class _Args(ctypes.Structure):
+    """`tk_args` of kernels/tk_args.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("q", "request", "sink", "out", "lse", "lse_sink", "acc", "l", "m")),
+        ("family", _Family * 2),
+        *((n, ctypes.c_int32) for n in ("families", "rows", "heads", "kv_heads", "dim", "value_dim")),
+        ("scale", ctypes.c_uint32),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """One loaded build that has passed its self-test.
+
+    Args:
+        path: the file.
+        isa: `v1`, `v3` or `v4`.
+        handle: the open library.
+    """
+
+    path: Path
+    isa: str
+    handle: ctypes.CDLL
+
+    def run(self, inputs: Inputs, threads: int = 1) -> Outputs:
+        """Compute a launch on up to `threads` threads; the number changes no bit (S15)."""
+        rows, heads, _ = inputs.q.shape
+        out = Outputs(
+            np.empty((rows, heads, inputs.value_dim), np.uint16),
+            np.empty((rows, heads), np.uint32),
+            np.empty((rows, heads), np.uint32),
+        )
+        self._call(inputs, threads, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
+        return out
+
+    def partials(self, inputs: Inputs, threads: int = 1) -> Partials:
+        """Compute the rows before S10."""
+        rows, heads, _ = inputs.q.shape
+        part = Partials(
+            np.empty((rows, heads, inputs.value_dim), np.uint32),
+            np.empty((rows, heads), np.uint32),
+            np.empty((rows, heads), np.int32),
+        )
+        self._call(inputs, threads, acc=part.acc, l=part.l, m=part.m)
+        return part
+
+    def _call(self, inputs: Inputs, threads: int, **results: npt.NDArray[Any]) -> None:
+        keep: list[Any] = []
+        rows, heads, dim = inputs.q.shape
+        families = [_family(f, keep) for f in inputs.families] + [_Family()] * (2 - len(inputs.families))
+        args = _Args(
+            q=_address(inputs.q),
+            request=_address(inputs.request),
+            sink=_address(inputs.sink),
+            family=(_Family * 2)(*families),
+            families=len(inputs.families),
+            rows=rows,
+            heads=heads,
+            kv_heads=inputs.kv_heads,
+            dim=dim,
+            value_dim=inputs.value_dim,
+            scale=inputs.scale_bits,
+            **{name: _address(array) for name, array in results.items()},
+        )
+        if self.handle.tka1_run(ctypes.byref(args), max(1, threads)):
+            raise ProviderFailed(
+                f"{self.path.name} ran out of memory for a launch of {rows} rows; cut the launch.",
+                rule="K-MEMORY",
+                library=str(self.path),
+            )
+
+
+def _family(family: FamilyInput, keep: list[Any]) -> _Family:
+    requests = (_Rows * max(1, len(family.keys)))(
+        *((_address(k), _address(v), r) for k, v, r in zip(family.keys, family.values, family.first, strict=True))
+    )
+    keep.append(requests)
+    where = ctypes.addressof(requests)
+    if isinstance(family.selection, Lists):
+        # An empty list still needs an address: null means ranges.
+        ids = family.selection.ids if family.selection.ids.size else np.zeros(1, np.int64)
+        keep.append(ids)
+        return _Family(requests=where, ids=_address(ids), offsets=_address(family.selection.offsets))
+    return _Family(requests=where, lo=_address(family.selection.lo), hi=_address(family.selection.hi))
+
+
+def _address(array: npt.NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def find(isa: str) -> Path | None:
+    """Return the file of a build, or None where it was not built."""
+    for entry in tracekit.__path__:
+        path = Path(entry) / "_native" / f"libtka1_{isa}.so"
+        if path.is_file():
+            return path
+    return None
+
+
+def available() -> list[str]:
+    """Return the builds that exist and that this processor can run, best first."""
+    baseline = find(BASELINE)
+    if baseline is None:
+        return []
+    best = _open(baseline).tka1_best_isa()
+    return [isa for isa, level in BUILDS.items() if level <= best and find(isa)]
+
+
+@cache
+def load(isa: str) -> Library:
+    """Return a build, self-tested.
+
+    Raises:
+        Unavailable: `K-NO-LIBRARY` where it was not built or the processor cannot run it.
+        ProviderFailed: `K-ABI` for a library of other sources, `K-SELFTEST` for wrong bits.
+    """
+    path = find(isa)
+    if path is None or isa not in available():
+        raise Unavailable(
+            f"there is no TKA-1 build {isa} that this machine can run; it has {available() or 'none'}. "
+            "The numpy form gives the same bits. `pip install` with a C++17 compiler builds the libraries.",
+            rule="K-NO-LIBRARY",
+            isa=isa,
+            available=available(),
+        )
+    return load_file(path, isa)
+
+
+def load_file(path: Path, isa: str) -> Library:
+    """Open one library file and test it; errors as `load`."""
+    library = Library(path, isa, _open(path))
+    selftest.check(library.run, library.partials, str(path))
+    return library
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    handle = ctypes.CDLL(str(path))
+    handle.tka1_args_size.restype = ctypes.c_int64
+    handle.tka1_run.argtypes = [ctypes.POINTER(_Args), ctypes.c_int]
+    if handle.tka1_args_size() != ctypes.sizeof(_Args):
+        raise ProviderFailed(
+            f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
+            rule="K-ABI",
+            library=str(path),
+        )
+    return handle

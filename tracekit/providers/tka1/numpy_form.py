@@ -1,0 +1,223 @@
+"""The whole of TKA-1 in numpy: an independent reading of docs/tka1.md that opens no library.
+
+It serves where no native library exists, with the same bits, and it is what the C++ is compared with. It is
+built the other way round: the C++ walks leaves and keeps unfinished nodes; here all leaves of some query rows
+are computed side by side and the tree is folded level by level.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.providers.tka1 import arithmetic as ar
+from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials
+
+I64 = npt.NDArray[np.int64]
+BUDGET = 2**17
+"""(key, head) pairs that are computed side by side: temporaries stay near 1 MB."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Some nodes of the trees of some rows: acc [n, H, Dv], l [n, H], m [n, H]; (row, index) [n], ascending."""
+
+    row: I64
+    index: I64
+    acc: ar.F32
+    l: ar.F32  # noqa: E741 - the name in the specification
+    m: ar.I32
+
+    def at(self, which: npt.NDArray[np.intp]) -> "Nodes":
+        """Return some of the nodes."""
+        return Nodes(self.row[which], self.index[which], self.acc[which], self.l[which], self.m[which])
+
+
+def run(inputs: Inputs, threads: int = 1) -> Outputs:
+    """Compute a launch.
+
+    Args:
+        inputs: the launch.
+        threads: ignored; one thread.
+
+    Raises:
+        Unsupported: `S1-FLUSH` where the caller flushes subnormals.
+    """
+    del threads
+    with np.errstate(all="ignore"):
+        return _finish(_rows(inputs), inputs.sink)
+
+
+def partials(inputs: Inputs, threads: int = 1) -> Partials:
+    """Compute the rows before S10; arguments and errors as `run`."""
+    del threads
+    with np.errstate(all="ignore"):
+        rows = _rows(inputs)
+    poisoned = np.isnan(rows.l)[..., None]
+    return Partials(np.where(poisoned, np.uint32(ar.NAN), ar.one_nan(rows.acc)), ar.one_nan(rows.l), rows.m)
+
+
+def _rows(inputs: Inputs) -> Nodes:
+    """The partial of every query row, families merged in the order of their numbers (S9)."""
+    ar.require_subnormals()
+    total = _empty(inputs)
+    for number, family in enumerate(inputs.families):
+        whole = _empty(inputs)
+        for rows in _chunks(inputs, family):
+            nodes = _tree(_leaves(inputs, family, rows))
+            whole.acc[nodes.row], whole.l[nodes.row], whole.m[nodes.row] = nodes.acc, nodes.l, nodes.m
+        total = whole if number == 0 else _merge(total, whole)
+    return total
+
+
+def _empty(inputs: Inputs) -> Nodes:
+    """The empty partial (-0, +0, EMPTY) in every row (S6.4)."""
+    rows, heads, _ = inputs.q.shape
+    return Nodes(
+        np.arange(rows),
+        np.zeros(rows, np.int64),
+        np.full((rows, heads, inputs.value_dim), -0.0, np.float32),
+        np.zeros((rows, heads), np.float32),
+        np.full((rows, heads), ar.EMPTY, np.int32),
+    )
+
+
+def _counts(inputs: Inputs, family: FamilyInput) -> I64:
+    selection = family.selection
+    if isinstance(selection, Lists):
+        return np.diff(selection.offsets)
+    return np.maximum(selection.hi - selection.lo, 0)
+
+
+def _chunks(inputs: Inputs, family: FamilyInput) -> Iterator[I64]:
+    """Rows of one request with some keys, as many as the budget allows, at least one."""
+    counts = _counts(inputs, family)
+    for request in np.unique(inputs.request):
+        rows = np.flatnonzero((inputs.request == request) & (counts > 0))
+        group = np.cumsum(counts[rows]) * inputs.q.shape[1] // BUDGET
+        yield from np.split(rows, np.flatnonzero(np.diff(group)) + 1) if rows.size else ()
+
+
+def _keys(family: FamilyInput, rows: I64) -> tuple[I64, I64]:
+    """(query row, row id) of every key of some rows, ids ascending inside a row."""
+    selection = family.selection
+    if isinstance(selection, Lists):
+        start, end = selection.offsets[rows], selection.offsets[rows + 1]
+    else:
+        start, end = selection.lo[rows], selection.hi[rows]
+    counts = end - start
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - start, counts)
+    return np.repeat(rows, counts), selection.ids[place] if isinstance(selection, Lists) else place
+
+
+def _leaves(inputs: Inputs, family: FamilyInput, rows: I64) -> Nodes:
+    """S4 to S6 for every non-empty leaf of some rows of one request; leaves stand side by side."""
+    row, ids = _keys(family, rows)
+    leaf = ids // LEAF
+    starts = np.flatnonzero(np.concatenate([[True], (row[1:] != row[:-1]) | (leaf[1:] != leaf[:-1])]))
+    lengths = np.diff(np.concatenate([starts, [ids.size]]))
+    order = np.argsort(-lengths, kind="stable")  # long leaves first: step j touches the first few only
+    starts, lengths = starts[order], lengths[order]
+    slot = np.arange(lengths[0])
+    exists = slot < lengths[:, None]
+    request = int(inputs.request[rows[0]])
+    place = ids[np.where(exists, starts[:, None] + slot, starts[:, None])] - family.first[request]  # [n, keys]
+    kv_heads = inputs.kv_heads
+    q = ar.widen(inputs.q[row[starts]]).reshape(len(starts), kv_heads, -1, 1, inputs.q.shape[2])
+    x = _scores(q, family.keys[request], place) * ar.constant(inputs.scale_bits)  # [n, Hkv, group, keys]
+
+    finite = np.isfinite(x) & exists[:, None, None]
+    poisoned = ((np.isnan(x) | (x == np.inf)) & exists[:, None, None]).any(-1)
+    p, n = ar.exp_parts(np.where(finite, x, np.float32(0)))
+    m = np.where(finite, n, ar.EMPTY).max(-1).astype(np.int32)
+    p = np.where(finite, ar.scale_p(p, n - np.where(finite.any(-1), m, 0)[..., None]), np.float32(0))
+    acc, l = _sums(p, family.values[request], place, lengths)  # noqa: E741
+    empty = m == ar.EMPTY
+    acc[empty] = -0.0
+    l[empty] = 0.0
+    l[poisoned] = np.nan
+
+    heads = inputs.q.shape[1]
+    nodes = Nodes(
+        row[starts],
+        leaf[starts],
+        acc.reshape(len(starts), heads, -1),
+        l.reshape(len(starts), heads),
+        m.reshape(len(starts), heads),
+    )
+    return nodes.at(np.argsort(order))
+
+
+def _scores(q: ar.F32, keys: ar.U16, place: I64) -> ar.F32:
+    """S4: one chain a score, d ascending. q [n, Hkv, group, 1, D], place [n, keys] -> [n, Hkv, group, keys]."""
+    by_d = np.ascontiguousarray(np.moveaxis(q, -1, 0), np.float64)
+    k = ar.widen(keys[place]).transpose(3, 0, 2, 1)[:, :, :, None]  # [D, n, Hkv, 1, keys]
+    k = np.ascontiguousarray(k, np.float64)
+    s = np.zeros((*q.shape[:3], place.shape[1]), np.float32)
+    for q_d, k_d in zip(by_d, k, strict=True):
+        s = ar.add_once(q_d * k_d, s)
+    return s
+
+
+def _sums(p: ar.F32, values: ar.U16, place: I64, lengths: I64) -> tuple[ar.F32, ar.F32]:
+    """S6.3: acc [n, Hkv, group, Dv] and l [n, Hkv, group], one chain each, keys ascending."""
+    acc = np.zeros((*p.shape[:3], values.shape[2]), np.float32)
+    l = np.zeros(p.shape[:3], np.float32)  # noqa: E741
+    for j in range(p.shape[3]):
+        n = int(np.count_nonzero(lengths > j))
+        l[:n] += p[:n, :, :, j]
+        v = ar.widen(values[place[:n, j]]).astype(np.float64)[:, :, None]
+        acc[:n] = ar.add_once(p[:n, :, :, j, None].astype(np.float64) * v, acc[:n])
+    return acc, l
+
+
+def _merge(a: Nodes, b: Nodes) -> Nodes:
+    """S7, node by node; row and index are those of the parent."""
+    m = np.maximum(a.m, b.m)
+    fa, fb = ar.pow2(a.m - m), ar.pow2(b.m - m)
+    acc = ar.fma(a.acc, fa[..., None], b.acc * fb[..., None])
+    return Nodes(a.row, a.index >> 1, acc, ar.fma(a.l, fa, b.l * fb), m)
+
+
+def _tree(nodes: Nodes) -> Nodes:
+    """S8: fold the aligned binary tree, level by level, until each row has one node."""
+    while nodes.index.any():
+        parent = nodes.index >> 1
+        pair = np.flatnonzero((nodes.row[1:] == nodes.row[:-1]) & (parent[1:] == parent[:-1]))
+        merged = _merge(nodes.at(pair), nodes.at(pair + 1))
+        for into, value in ((nodes.acc, merged.acc), (nodes.l, merged.l), (nodes.m, merged.m)):
+            into[pair] = value
+        stays = np.setdiff1d(np.arange(len(parent)), pair + 1, assume_unique=True)
+        nodes = Nodes(nodes.row, parent, nodes.acc, nodes.l, nodes.m).at(stays)
+    return nodes
+
+
+def _finish(rows: Nodes, sink_bits: ar.U32 | None) -> Outputs:
+    """S10 to S13: the sink, both LSE values, the division and the rounding to bf16."""
+    sink = np.full(rows.l.shape, -np.inf, np.float32)
+    if sink_bits is not None:
+        sink[:] = sink_bits.view(np.float32)
+    empty = rows.m == ar.EMPTY
+    m = np.where(empty, 0, rows.m).astype(np.int32)
+    l = np.where(empty | np.isnan(rows.l), np.float32(1), rows.l)  # noqa: E741
+    lse = np.where(empty, np.float32(-np.inf), ar.log_parts(l, m))
+
+    p, n = ar.exp_parts(np.where(np.isfinite(sink), sink, np.float32(0)))
+    plain = np.isneginf(sink)  # S10.4
+    top = np.where(plain, m, np.maximum(m, n)).astype(np.int32)
+    factor = ar.pow2(m - top)
+    below = np.where(plain, 0, n - top).astype(np.int32)
+    denominator = np.where(plain, l, ar.fma(l, factor, p * ar.pow2(below)))
+    lse_with_sink = np.where(plain, lse, ar.log_parts(denominator, top))
+
+    lse_with_sink = np.where(empty, sink, lse_with_sink)  # S10.3
+    lse_with_sink = np.where(np.isposinf(sink), sink, lse_with_sink)  # S10.2
+    poisoned = np.isnan(rows.l) | np.isnan(sink)  # S10.1
+    value = (rows.acc * factor[..., None]) * ar.reciprocal(denominator)[..., None]
+    out = np.where((empty | np.isposinf(sink))[..., None], np.uint16(0), ar.to_bf16(value))
+    return Outputs(
+        np.where(poisoned[..., None], np.uint16(ar.NAN >> 16), out),
+        np.where(poisoned, np.uint32(ar.NAN), lse.view(np.uint32)),
+        np.where(poisoned, np.uint32(ar.NAN), lse_with_sink.view(np.uint32)),
+    )

@@ -1,0 +1,98 @@
+"""The load-time self-test: fixed wild launches, hashed, against a stored hash.
+
+What is hashed is the binary32 *partials* first: O is rounded to bf16 and LSE hides small errors in its sum, so
+an exp that is a few ulp off can leave both unchanged (docs/tka1.md, "What the self-test sees").
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import ProviderFailed
+from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+
+EXPECTED = "ab81548b4630d4644da0f375b7e2405c5e290b4f7c27c61d774ba4b6e6e12882"
+"""SHA-256 over all launches; `python -m tracekit.providers.tka1.selftest` prints that of the numpy form."""
+
+Run = Callable[[Inputs, int], Outputs]
+RunPartials = Callable[[Inputs, int], Partials]
+
+
+def _mix(seed: int, count: int) -> npt.NDArray[np.uint64]:
+    """Pseudo-random words by integers alone (splitmix64 of a counter), so that no library can change them."""
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed << 32)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _bf16(seed: int, shape: tuple[int, ...], low: int = -3, high: int = 1) -> npt.NDArray[np.uint16]:
+    """bf16 bits with either sign, any fraction and exponents in [low, high)."""
+    word = _mix(seed, int(np.prod(shape)))
+    sign, fraction = (word >> np.uint64(63)) << np.uint64(15), word & np.uint64(0x7F)
+    exponent = (word >> np.uint64(20)) % np.uint64(high - low) + np.uint64(127 + low)
+    return (sign | exponent << np.uint64(7) | fraction).astype(np.uint16).reshape(shape)
+
+
+def launches() -> Iterator[Inputs]:
+    """Yield the launches: every selection kind, one and two families, sinks, empty rows, NaN, inf, subnormals."""
+    quarter = 0x3E800000
+    sink = np.array([0x3F000000, 0x7F800000, 0xFF800000, 0xFFC12345], np.uint32)  # 0.5, inf, -inf, a NaN
+    # GQA, two requests, one of them a window whose start was dropped; row 2 sees nothing.
+    keys = (_bf16(1, (300, 2, 40)), _bf16(2, (150, 2, 40), -40, 3))
+    values = (_bf16(3, (300, 2, 24)), _bf16(4, (150, 2, 24), -120, -60))
+    values[1][3] &= 0x807F  # subnormal values
+    lo, hi = np.array([0, 17, 9, 100, 101], np.int64), np.array([300, 290, 9, 250, 240], np.int64)
+    request = np.array([0, 0, 0, 1, 1], np.int32)
+    ranges = FamilyInput(keys, values, (0, 100), Ranges(lo, hi))
+    yield Inputs(_bf16(5, (5, 4, 40)), request, (ranges,), sink, quarter)
+    # MQA with shared KV, a list and a range; some keys score -inf, +inf and NaN.
+    far = _bf16(6, (700, 1, 33), -6, 4)
+    far[[40, 300], 0, 5] = 0xFF80, 0x7F80
+    far[650, 0, 2] = 0x7FC1
+    ids = np.concatenate([(_mix(7 + t, 700) % np.uint64(8) == 0).nonzero()[0] for t in range(3)] + [[650]])
+    cuts = np.flatnonzero(np.diff(ids) < 0) + 1
+    offsets = np.array([0, *cuts[:2], ids.size - 1, ids.size], np.int64)
+    near = _bf16(11, (60, 1, 33))
+    two = (
+        FamilyInput((far,), (far,), (0,), Lists(ids.astype(np.int64), offsets)),
+        FamilyInput((near,), (near,), (90,), Ranges(np.full(4, 100), np.array([150, 128, 129, 100]))),
+    )
+    yield Inputs(_bf16(12, (4, 6, 33)), np.zeros(4, np.int32), two, None, quarter)
+
+
+def digest(run: Run, partials: RunPartials) -> str:
+    """Return the SHA-256 of the partials, O and both LSE of every launch."""
+    sha = hashlib.sha256()
+    for inputs in launches():
+        part, out = partials(inputs, 1), run(inputs, 2)
+        for array in (part.acc, part.l, part.m, out.out, out.lse, out.lse_with_sink):
+            sha.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return sha.hexdigest()
+
+
+def check(run: Run, partials: RunPartials, name: str) -> None:
+    """Compare a form of the kernel with the stored hash.
+
+    Raises:
+        ProviderFailed: `K-SELFTEST`; nothing that the form computes may be called TKA-1.
+    """
+    got = digest(run, partials)
+    if got != EXPECTED:
+        raise ProviderFailed(
+            f"{name} does not give the bits of TKA-1 on this machine (self-test {got[:16]}, wanted {EXPECTED[:16]}). "
+            "Set TRACEKIT_ISA to another build (v4, v3, v1), or use the numpy form; please report the processor and "
+            "the compiler.",
+            rule="K-SELFTEST",
+            library=name,
+            digest=got,
+            expected=EXPECTED,
+        )
+
+
+if __name__ == "__main__":
+    from tracekit.providers.tka1 import numpy_form
+
+    print(digest(numpy_form.run, numpy_form.partials))

@@ -1,0 +1,54 @@
+"""`subbatch`: companions taken away or added change nothing, across the sizes where kernels switch."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from tracekit.controls.subbatch import PlanOfFirstBatch
+from tracekit.model import AttentionCall
+from tracekit.providers.base import Launch, Provider
+from tracekit.relations.arrange import foreign, groups, join
+from tracekit.relations.base import Expectation, Variant
+
+SIZES = (2, 3, 4, 8, 16, 17, 32, 33, 64, 65, 128, 256)
+"""Both sides of the tile sizes and batch thresholds that kernels are known to switch at."""
+
+MOST_ADDED = 33
+
+
+class Subbatch:
+    """The number of companions chooses no arithmetic."""
+
+    id: ClassVar[str] = "subbatch"
+    promise: ClassVar[str] = "a row gives the same bits with fewer and with more companions"
+    expects: ClassVar[Expectation] = Expectation.BASELINE
+
+    def applies(self, call: AttentionCall) -> str | None:
+        """Companions can be added to any call."""
+        return None
+
+    def variants(self, call: AttentionCall, seed: int) -> Iterator[Variant]:
+        """Yield the rows in batches of each smaller size, then the whole call with rows added.
+
+        Added rows are copies under the names of other requests: they are run, and not compared.
+        """
+        for size in (size for size in SIZES if size < call.num_rows):
+            parts = groups(call.num_rows, size)
+            yield Variant(f"batches of {size}", Launch(tuple(call.take(part) for part in parts)))
+        larger = [size for size in SIZES if call.num_rows < size <= MOST_ADDED]
+        for size in sorted({call.num_rows + 1, *larger}):
+            yield Variant(f"{size - call.num_rows} rows added", Launch((_grown(call, size),)))
+
+    def broken(self) -> Provider:
+        """Return a kernel whose plan was made for the size of its first batch."""
+        return PlanOfFirstBatch()
+
+
+def _grown(call: AttentionCall, size: int) -> AttentionCall:
+    grown, number = call, 0
+    while grown.num_rows < size:
+        missing = min(size - grown.num_rows, call.num_rows)
+        grown = join(grown, foreign(call.take(np.arange(missing)), number))
+        number += 1
+    return grown
