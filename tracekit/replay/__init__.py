@@ -1,1 +1,7 @@
-"""Replay: run claims on a trace with a provider in a child process."""
+"""Run kernels again in child processes and say which promises they keep."""
+
+from tracekit.replay.report import Report
+from tracekit.replay.run import Progress, replay
+from tracekit.replay.trace import TraceLike
+
+__all__ = ["Progress", "Report", "TraceLike", "replay"]
