@@ -1,18 +1,20 @@
 """The verbs as functions: `tracekit.record`, `open`, `replay`, `diff`, `verify`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from tracekit.compare.diff import Diff, compare_traces
+from tracekit.recorder.api import record
 from tracekit.replayer import Report
 from tracekit.replayer import replay as replay_traces
 from tracekit.store import Trace, Violation, open_trace, verify_trace
 
 StrPath = str | PathLike[str]
 Names = str | Sequence[str] | None
+
+__all__ = ["diff", "open", "record", "replay", "verify"]
 
 
 def open(path: StrPath) -> Trace:
@@ -93,24 +95,6 @@ def diff(base: StrPath | Trace, target: StrPath | Trace) -> Diff:
             for trace in (base, target)
         ]
         return compare_traces(*sides)
-
-
-@contextmanager
-def record(path: StrPath, *, engine: str = "transformers", **options: Any) -> Iterator[Any]:
-    """Record what happens inside the `with` block into a trace.
-
-    Args:
-        path: the trace to write when the block ends; nothing is written when it raises.
-        engine: the adapter to use.
-        **options: what the adapter takes: `model`, `layers`, ...
-
-    Yields:
-        The recording session.
-    """
-    from tracekit.engines.registry import recording
-
-    with recording(engine, Path(path), **options) as session:
-        yield session
 
 
 def _names(names: Names) -> tuple[str, ...] | None:

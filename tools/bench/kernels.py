@@ -40,7 +40,9 @@ def dsv4(rng: np.random.Generator, rows: int) -> tuple[Callable[[], object], Pee
     ids = np.stack([rng.choice(length, listed, replace=False) for _ in range(rows)]).astype(np.int64)
     hi = 1000 + np.arange(rows, dtype=np.int64)
     families = (
-        tka1.FamilyInput((far,), (far,), (0,), tka1.Lists(ids.ravel(), np.arange(rows + 1, dtype=np.int64) * listed)),
+        tka1.FamilyInput(
+            (far,), (far,), (0,), tka1.Lists(ids.ravel(), np.arange(rows + 1, dtype=np.int64) * listed)
+        ),
         tka1.FamilyInput((near,), (near,), (0,), tka1.Ranges(hi - window, hi)),
     )
     sink = np.zeros(heads, np.uint32)
@@ -68,7 +70,11 @@ def causal(rng: np.random.Generator, rows: int, length: int) -> tuple[Callable[[
     hi = length - rows + 1 + np.arange(rows, dtype=np.int64)
     family = tka1.FamilyInput((k,), (v,), (0,), tka1.Ranges(np.zeros(rows, np.int64), hi))
     inputs = tka1.Inputs(q, np.zeros(rows, np.int32), (family,), None, _scale(dim))
-    mask = None if rows == 1 or rows == length else torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
+    mask = (
+        None
+        if rows == 1 or rows == length
+        else torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
+    )
 
     def peer(dtype: torch.dtype) -> Callable[[], object]:
         tensors = [_tensor(x).to(dtype).transpose(0, 1)[None].contiguous() for x in (q, k, v)]

@@ -32,7 +32,9 @@ class Row:
         return {**asdict(self), "ratio": self.ratio, "ok": self.ok}
 
 
-def compare(name: str, ours: Callable[[], object], peers: Mapping[str, Callable[[], object]], gate: float, rounds: int) -> Row:
+def compare(
+    name: str, ours: Callable[[], object], peers: Mapping[str, Callable[[], object]], gate: float, rounds: int
+) -> Row:
     """Time ours against the best of some peers."""
     medians = interleaved({"": ours, **peers}, rounds)
     best = min(peers, key=lambda peer: medians[peer])

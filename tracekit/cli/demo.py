@@ -21,7 +21,11 @@ FINDING = (
 
 @click.command("demo")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder to write into."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("demo"),
+    show_default=True,
+    help="Folder to write into.",
 )
 @click.option("--layers", default="0,1,15,29", show_default=True, metavar="N,A-B", help="Layers to record.")
 def command(out: Path, layers: str) -> int:
@@ -57,5 +61,7 @@ def command(out: Path, layers: str) -> int:
         probed = replay(trace, provider="torch-flash-cpu", probe=True, progress=advance)
     screen.print(render(probed.verdicts, probed.exit_code))
     screen.print(FINDING)
-    screen.print(f"\nnext: tracekit inspect {trace}; tracekit replay {trace} --provider torch-flash-cpu --claim solo")
+    screen.print(
+        f"\nnext: tracekit inspect {trace}; tracekit replay {trace} --provider torch-flash-cpu --claim solo"
+    )
     return worst([held.exit_code, probed.exit_code])

@@ -81,16 +81,16 @@ def _distribution() -> Finding:
 
 
 def _kernels() -> list[Finding]:
-    from tracekit.errors import TracekitError
+    from tracekit.errors import TracekitError, Unavailable
     from tracekit.providers.tka1 import native
 
     found = []
-    for isa in native.ISAS:
+    for isa in native.BUILDS:
         try:
             native.load(isa)
             found.append(Finding(f"tka1 {isa}", "ok", "self-test of its binary32 partials passed"))
         except TracekitError as problem:
-            level = "wrong" if problem.rule == "K-SELF-TEST" else "missing"
+            level = "missing" if isinstance(problem, Unavailable) else "wrong"
             found.append(Finding(f"tka1 {isa}", level, str(problem)))
     found.append(Finding("tka1 numpy", "ok", "the same bits without a compiled library, slower"))
     return found

@@ -63,8 +63,8 @@ def facts(trace: Trace) -> dict[str, Any]:
                 "dtype": head.dtype.value,
                 "kernel": head.kernel,
                 "sink": head.has_sink,
-                "out": head.out_origin.value if head.out_origin else None,
-                "lse": head.lse_origin.value if head.lse_origin else None,
+                "out": head.out.value if head.out else None,
+                "lse": head.lse.value if head.lse else None,
                 "launch_plan": head.has_launch_plan,
             }
             for head in trace.heads

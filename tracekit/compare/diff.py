@@ -5,7 +5,7 @@ as an order, O, LSE. Requests are paired by their tokens and only rows that saw 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,8 +41,8 @@ class Part:
     tensor: str
     verdict: str
     reason: str = ""
-    compared: Compared = Compared()
-    differences: Differences = Differences()
+    compared: Compared = field(default_factory=Compared)
+    differences: Differences = field(default_factory=Differences)
     place: Place | None = None
 
 
@@ -139,7 +139,9 @@ def _rows(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequ
     """Q, O or LSE of every row that both traces have."""
     total = Comparison()
     for pair in pairs:
-        positions = [p for p in ours.positions(pair.base) if p < pair.tokens and p in theirs.rows[pair.target]]
+        positions = [
+            p for p in ours.positions(pair.base) if p < pair.tokens and p in theirs.rows[pair.target]
+        ]
         if not positions:
             continue
         base = [_tensor(name, *ours.rows[pair.base][p]) for p in positions]
@@ -179,8 +181,8 @@ def _sink(layer: int, ours: LayerView, theirs: LayerView) -> Part:
     if mine is None or other is None:
         both = mine is None and other is None
         return Part(layer, "sink", EQUAL if both else DIFFERS, "" if both else "only one trace has a sink")
-    as_row = [Bits(sink.data[None], sink.dtype) for sink in (mine, other)]
-    found = _compare(layer, "sink", *as_row, _positions(ours.any_call.rows.requests[0], [0]))
+    base, target = (Bits(sink.data[None], sink.dtype) for sink in (mine, other))
+    found = _compare(layer, "sink", base, target, _positions(ours.any_call.rows.requests[0], [0]))
     return Part(layer, "sink", NOT_COMPARED, found) if isinstance(found, str) else _part(layer, "sink", found)
 
 
@@ -211,8 +213,13 @@ Keys = list[tuple[str, int]]
 
 def _key_place(layer: int, name: str, key: RequestKey, position: int, base: Keys, target: Keys) -> Place:
     """The first entry of the two lists that differs."""
-    at = next((i for i, (a, b) in enumerate(zip(base, target, strict=False)) if a != b), min(len(base), len(target)))
-    ours, theirs = ((f"{one[at][0]} {one[at][1]}", one[at][1]) if at < len(one) else ("none", -1) for one in (base, target))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(base, target, strict=False)) if a != b), min(len(base), len(target))
+    )
+    ours, theirs = (
+        (f"{one[at][0]} {one[at][1]}", one[at][1]) if at < len(one) else ("none", -1)
+        for one in (base, target)
+    )
     return Place(str(key), position, layer, 0, at, name, ours[0], theirs[0], float(ours[1]), float(theirs[1]))
 
 
@@ -239,7 +246,9 @@ def _stack(parts: Sequence[Bits | str]) -> Bits:
 
 def _positions(key: RequestKey, positions: Sequence[int]) -> Rows:
     count = len(positions)
-    return Rows((key,), np.zeros(count, np.int32), np.array(positions, np.int64), np.full(count, -1, np.int64))
+    return Rows(
+        (key,), np.zeros(count, np.int32), np.array(positions, np.int64), np.full(count, -1, np.int64)
+    )
 
 
 def _compare(layer: int, name: str, base: Bits, target: Bits, rows: Rows) -> Comparison | str:
@@ -267,5 +276,3 @@ def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iter
 
 def _differences(differences: Differences) -> dict[str, Any]:
     return {**asdict(differences), "ulps": dict(differences.ulps)}
-
-

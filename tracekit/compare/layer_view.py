@@ -1,4 +1,4 @@
-"""One layer of a trace, addressed by identity: rows by (request, position), KV rows by (request, family, id)."""
+"""One layer of a trace by identity: rows by (request, position), KV rows by (request, family, id)."""
 
 from collections import defaultdict
 from collections.abc import Iterable

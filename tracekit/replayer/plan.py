@@ -8,7 +8,7 @@ from tracekit.providers import registry
 from tracekit.relations.base import Relation
 from tracekit.relations.registry import claims as known_claims
 from tracekit.relations.registry import relation
-from tracekit.replay.trace import TraceLike
+from tracekit.replayer.trace import TraceLike
 from tracekit.verdict import ClaimId
 
 TRACE = "trace"

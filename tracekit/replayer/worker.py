@@ -19,7 +19,7 @@ from typing import IO, Any
 from tracekit.errors import ProviderFailed, TracekitError
 from tracekit.model import AttentionCall
 from tracekit.relations.base import Relation
-from tracekit.replay.messages import (
+from tracekit.replayer.messages import (
     Answered,
     Baseline,
     Begin,
@@ -143,7 +143,7 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "tracekit.replay.child", str(theirs.fileno())],
+                [sys.executable, "-X", "faulthandler", "-m", "tracekit.replayer.child", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,

@@ -19,9 +19,9 @@ from tracekit.model import AttentionCall, Bits, Conventions, DType, LseBase, Ori
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Relation
-from tracekit.replay.messages import Answered, Broken, Named, gather
-from tracekit.replay.tally import Tally
-from tracekit.replay.worker import Worker
+from tracekit.replayer.messages import Answered, Broken, Named, gather
+from tracekit.replayer.tally import Tally
+from tracekit.replayer.worker import Worker
 
 CONTROL_ATTEMPTS = 4
 """Calls on which a twin may fail to be refuted before the claim is inconclusive: a call may be degenerate."""

@@ -9,13 +9,13 @@ from tracekit.model import AttentionCall
 from tracekit.providers import registry
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.registry import relation
-from tracekit.replay.messages import Broken, Named
-from tracekit.replay.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
-from tracekit.replay.report import Report
-from tracekit.replay.session import Session
-from tracekit.replay.tally import Tally
-from tracekit.replay.trace import TraceLike, incomplete, name_of, select
-from tracekit.replay.worker import Worker
+from tracekit.replayer.messages import Broken, Named
+from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
+from tracekit.replayer.report import Report
+from tracekit.replayer.session import Session
+from tracekit.replayer.tally import Tally
+from tracekit.replayer.trace import TraceLike, incomplete, name_of, select
+from tracekit.replayer.worker import Worker
 from tracekit.verdict import ClaimId, Status, Verdict
 
 Progress = Callable[[int, int, str], None]

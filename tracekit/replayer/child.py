@@ -1,6 +1,6 @@
 """The child process: makes a provider, runs variants of a call, sends answers back. Judges nothing.
 
-Started as `python -m tracekit.replay.child FD` with one end of a socket pair. What a provider raises never
+Started as `python -m tracekit.replayer.child FD` with one end of a socket pair. What a provider raises never
 leaves as a traceback: it becomes an error with a rule.
 """
 
@@ -14,7 +14,7 @@ from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsuppor
 from tracekit.model import AttentionCall
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.relations.base import Variant
-from tracekit.replay.messages import (
+from tracekit.replayer.messages import (
     Answered,
     Baseline,
     Begin,
