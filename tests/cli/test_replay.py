@@ -59,10 +59,12 @@ def test_a_provider_that_raises_is_a_verdict(tracekit_cli, prefill):
     assert "out of registers" in verdict["reason"]
 
 
-def test_a_claim_that_cannot_run_is_named(tracekit_cli, prefill):
+def test_another_kernel_has_nothing_to_say_about_recorded_answers(tracekit_cli, prefill):
     done = tracekit_cli("replay", prefill, "--provider", "torch-flash-cpu", "--claim", "recorded", "--json")
-    assert done.code == 4
-    assert verdicts(done)["torch-flash-cpu", "recorded"]["status"] == "not run"
+    assert done.code == 5
+    verdict = verdicts(done)["torch-flash-cpu", "recorded"]
+    assert verdict["status"] == "not applicable"
+    assert "transformers.sdpa" in verdict["reason"]
 
 
 def test_only_the_layers_asked_for(tracekit_cli, prefill):

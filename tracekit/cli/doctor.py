@@ -67,17 +67,25 @@ def examine() -> list[Finding]:
 
 def _distribution() -> Finding:
     """Another distribution on PyPI is called `tracekit`; with both installed one hides the other."""
-    owners = metadata.packages_distributions().get("tracekit", [])
-    if "tracekit" in owners:
+    installed = {name for name in ("tracekit", "tracekit-attention") if _installed(name)}
+    if "tracekit" in installed:
         return Finding(
             "distribution",
             "wrong",
             "the package `tracekit` (another project) is installed over this one; "
             "`pip uninstall tracekit`, then reinstall `tracekit-attention`",
         )
-    if "tracekit-attention" not in owners:
+    if "tracekit-attention" not in installed:
         return Finding("distribution", "wrong", "tracekit-attention is not installed; run `pip install .`")
     return Finding("distribution", "ok", f"tracekit-attention {metadata.version('tracekit-attention')}")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _kernels() -> list[Finding]:

@@ -1,6 +1,6 @@
 """The report on a terminal: a word and a colour for each verdict, never a colour alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
@@ -28,10 +28,21 @@ def render(verdicts: Sequence[Verdict], code: int) -> RenderableType:
     for (trace, provider), group in groupby(verdicts, key=lambda verdict: (verdict.trace, verdict.provider)):
         members = list(group)
         executed = next((verdict.executed for verdict in members if verdict.executed), {})
-        blocks.append(Text(" · ".join([trace, provider, *executed.values()]), style="bold"))
+        blocks.append(Text(" · ".join([trace, provider, *_ran(executed)]), style="bold"))
         blocks.append(_table(members))
     blocks.append(Text(summary(verdicts, code)))
     return Group(*blocks)
+
+
+def _ran(executed: Mapping[str, str]) -> list[str]:
+    """What really ran, in reading order: the kernel, its libraries by name, where."""
+    plain = [executed[name] for name in ("device", "arch", "isa") if executed.get(name)]
+    libraries = [
+        f"{name} {version}"
+        for name, version in executed.items()
+        if name not in ("kernel", "device", "arch", "isa")
+    ]
+    return [name for name in (executed.get("kernel"), *libraries, " ".join(plain)) if name]
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:
