@@ -10,7 +10,7 @@ from tracekit.controls.base import Correct
 from tracekit.model import AttentionCall, Bits
 from tracekit.providers.base import Launch, Provider
 from tracekit.relations.base import Expectation, Relation, Variant
-from tracekit.replay.messages import Answered, gather
+from tracekit.replayer.messages import Answered, gather
 from tracekit.testing.build import dense_call, sparse_call
 
 

@@ -1,0 +1,114 @@
+"""A padded batch `[B, S]` over a cache `[B, T]`: which slots are rows, and what the mask lets each row read.
+
+Padding has no identity. A row is its place among the real tokens of its own sequence, so a left-padded
+sequence and the same sequence alone have the same rows, the same KV and the same selection.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import InvalidCall
+from tracekit.model import Array, Lists, Ranges
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedBatch:
+    """One launch over B sequences.
+
+    Args:
+        real: bool `[B, N]`, every token slot so far, this launch's S included: False for padding.
+        queries: S, the last S of the N slots ask.
+        keys: T, the last T of the N slots are held; less than N where a sliding window dropped the start.
+
+    Raises:
+        InvalidCall: `C-PADDED` when the lengths do not fit.
+    """
+
+    real: npt.NDArray[np.bool_]
+    queries: int
+    keys: int
+
+    def __post_init__(self) -> None:
+        slots = self.real.shape[-1]
+        if self.real.ndim != 2 or not 0 < self.queries <= slots or not 0 < self.keys <= slots:
+            raise InvalidCall(
+                f"{self.queries} query and {self.keys} key slots do not fit token slots "
+                f"{list(self.real.shape)}; the attention mask must cover past and new tokens.",
+                rule="C-PADDED",
+            )
+
+    @cached_property
+    def _rank(self) -> npt.NDArray[np.int64]:
+        """Place of each slot among the real ones of its sequence, `[B, N]`."""
+        return np.cumsum(self.real, axis=1, dtype=np.int64) - 1
+
+    @cached_property
+    def row_slots(self) -> npt.NDArray[np.int64]:
+        """The slot `b * S + s` of each row, int64 `[rows]`; sequence by sequence, ascending."""
+        return np.flatnonzero(self.real[:, -self.queries :])
+
+    @property
+    def sequence(self) -> npt.NDArray[np.int32]:
+        """The batch place b of each row, int32 `[rows]`."""
+        return (self.row_slots // self.queries).astype(np.int32)
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """The position of each row in its own sequence, padding not counted."""
+        return self._rank[:, -self.queries :].reshape(-1)[self.row_slots]
+
+    @property
+    def real_keys(self) -> npt.NDArray[np.bool_]:
+        """Which key slots hold a row, bool `[B, T]`."""
+        return self.real[:, -self.keys :]
+
+    def key_slots(self, b: int) -> slice | Array:
+        """The key slots of sequence b that hold rows: a slice where they are contiguous."""
+        slots = np.flatnonzero(self.real_keys[b])
+        if slots.size and slots[-1] - slots[0] + 1 == slots.size:
+            return slice(int(slots[0]), int(slots[-1]) + 1)
+        return slots
+
+    def first_key(self, b: int) -> int:
+        """The logical index of the first row held of sequence b."""
+        return int(self.real[b, : self.real.shape[1] - self.keys].sum())
+
+    def causal(self) -> npt.NDArray[np.bool_]:
+        """What a launch without a mask and with `is_causal` reads: slot s reads key slots 0 .. s."""
+        shape = (self.real.shape[0], self.queries, self.keys)
+        return np.broadcast_to(np.tri(self.queries, self.keys, dtype=np.bool_), shape)
+
+    def everything(self) -> npt.NDArray[np.bool_]:
+        """What a launch without a mask and without `is_causal` reads."""
+        return np.ones((self.real.shape[0], self.queries, self.keys), np.bool_)
+
+    def selection(self, visible: npt.NDArray[np.bool_]) -> Ranges | Lists:
+        """Return the logical rows that each row reads, from what the mask shows.
+
+        Args:
+            visible: bool `[B, S, T]`, the key slots that each query slot reads.
+
+        Raises:
+            InvalidCall: `C-MASK-PADDING` when a row reads a padding slot.
+        """
+        seen = visible.reshape(-1, self.keys)[self.row_slots]
+        owner = self.sequence
+        if (seen & ~self.real_keys[owner]).any():
+            raise InvalidCall(
+                "the mask lets a row read a padding slot of its sequence; pass the attention_mask that says "
+                "which tokens are padding.",
+                rule="C-MASK-PADDING",
+            )
+        rank = self._rank[:, -self.keys :]
+        counts = seen.sum(1)
+        lowest = rank[owner, seen.argmax(1)]
+        highest = rank[owner, self.keys - 1 - seen[:, ::-1].argmax(1)]
+        some = counts > 0
+        lo, hi = np.where(some, lowest, 0), np.where(some, highest + 1, 0)
+        if (hi - lo == counts).all():
+            return Ranges(lo, hi)
+        ids = rank[owner[np.nonzero(seen)[0]], np.nonzero(seen)[1]]
+        return Lists(ids, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))

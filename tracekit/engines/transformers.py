@@ -1,0 +1,218 @@
+"""Engine transformers: records any model that dispatches through its attention interface, unchanged.
+
+The functions that the model is set to run stay the ones that run: the recorder stands in the dispatch
+table in their place, calls the original with the original arguments, and looks at what went in and out.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from tracekit.engines import transformers_backend
+from tracekit.engines.patch import Entry, enter_all
+from tracekit.engines.transformers_call import (
+    EAGER,
+    SDPA,
+    TKA1,
+    Kernel,
+    KernelCall,
+    check_cache,
+    observe_call,
+)
+from tracekit.engines.transformers_identity import model_identity
+from tracekit.engines.transformers_step import (
+    Forward,
+    Sequences,
+    cache_of,
+    new_tokens,
+    read_forward,
+)
+from tracekit.errors import TracekitError, Unsupported
+from tracekit.recorder.session import Session
+
+LATER = {
+    "deepseek_v32": "its sparse indexer",
+    "deepseek_v4": "its compressed KV families",
+    "glm_moe_dsa": "its sparse indexer",
+}
+"""Model types whose calls a plain record would get wrong, and why."""
+
+Attention = Callable[..., tuple[torch.Tensor, Any]]
+
+
+@contextmanager
+def attach(session: Session, *, model: Any, weights_digest: bool = True) -> Iterator[None]:
+    """Record the attention calls of a model until the context is left.
+
+    Args:
+        session: gets the calls.
+        model: a transformers model; it keeps its attention implementation.
+        weights_digest: whether to hash the weights for the identity of the trace.
+
+    Raises:
+        Unsupported: `T-MODEL`, `T-IMPLEMENTATION` before anything is touched.
+    """
+    _refuse_model(model)
+    if weights_digest:
+        session.identity = model_identity(model)
+    recorder = Recorder(session, model)
+    with ExitStack() as stack:
+        enter_all(stack, recorder.entries(), recorder.hooks())
+        yield
+
+
+class Recorder:
+    """The hooks of one model."""
+
+    def __init__(self, session: Session, model: Any) -> None:
+        self._session = session
+        self._model = model
+        self._modules = attention_modules(model)
+        self._sequences = Sequences(session)
+        self._signature = inspect.signature(type(model).forward)
+        self._forward: Forward | None = None
+        self._refused: dict[Any, TracekitError] = {}
+
+    def entries(self) -> list[Entry]:
+        """The rows of transformers' dispatch table that are wrapped."""
+        table = AttentionInterface._global_mapping
+        entries = [
+            Entry("transformers sdpa", table, "sdpa", lambda original: self._wrap(SDPA, original)),
+            Entry("transformers eager", table, "eager", lambda original: self._wrap(EAGER, original)),
+        ]
+        if transformers_backend.NAME in table:
+            entries.append(Entry("tracekit on TKA-1", table, transformers_backend.NAME, self._wrap_tka1))
+        return entries
+
+    def hooks(self) -> list[Callable[[], Any]]:
+        """Registrations of module hooks; each returns a handle."""
+        model = self._model
+        hooks: list[Callable[[], Any]] = [
+            lambda: model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            lambda: model.register_forward_hook(self._after_forward, always_call=True),
+        ]
+        for module in self._modules:
+            hooks.append(partial(module.register_forward_pre_hook, self._before_attention, with_kwargs=True))
+        return hooks
+
+    def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+        self._forward, self._refused = None, {}
+        expected = len(self._modules)
+        try:
+            forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
+            self._session.begin(new_tokens(forward, self._session), expected=expected)
+            self._forward = forward
+        except Exception as error:
+            self._session.begin({}, expected=expected)
+            self._session.fail(error, "forward", fired=False)
+
+    def _after_forward(self, *_: Any) -> None:
+        self._forward = None
+        self._session.end()
+
+    def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
+        """See the cache before the layer writes to it: this is where its rows are placed."""
+        if self._forward is None:
+            return
+        try:
+            cache = cache_of(kwargs)
+            check_cache(module, cache, self._forward)
+            self._sequences.bind(cache, self._forward.handles)
+        except TracekitError as error:
+            self._refused[module] = error
+
+    def _wrap(self, kernel: Kernel, original: Attention | None) -> Attention:
+        def recorded(
+            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, Any]:
+            function = own_eager(module) if original is None else original
+            result = function(module, query, key, value, attention_mask, **kwargs)
+            if module in self._modules:
+                call = KernelCall(module, query, key, value, attention_mask, kwargs, result[0])
+                self._look(kernel, call)
+            return result
+
+        return recorded
+
+    def _wrap_tka1(self, original: Attention) -> Attention:
+        def recorded(
+            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, Any]:
+            if module not in self._modules:
+                return original(module, query, key, value, attention_mask, **kwargs)
+            # The same computation; transformers has no place for the LSE, a trace has.
+            out, lse = transformers_backend.attend(module, query, key, value, attention_mask, **kwargs)
+            self._look(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
+            return out, None
+
+        return recorded
+
+    def _look(self, kernel: Kernel, call: KernelCall) -> None:
+        """Record a call that has already run. Nothing that happens here reaches the engine."""
+        where = f"layer {call.module.layer_idx}"
+        try:
+            if call.module in self._refused:
+                raise self._refused[call.module]
+            if self._forward is None:
+                raise Unsupported(
+                    "its forward could not be read (see above), or it ran outside the model's forward.",
+                    rule="T-FORWARD",
+                )
+            if not self._session.wants(call.module.layer_idx):
+                self._session.skip()
+                return
+            self._session.observe(observe_call(kernel, call, self._forward))
+        except Exception as error:
+            self._session.fail(error, where)
+
+
+def attention_modules(model: Any) -> set[Any]:
+    """Return the modules that should call the interface: those of a layer, named as attention."""
+    return {
+        module
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+        and "attention" in type(module).__name__.lower()
+    }
+
+
+def own_eager(module: Any) -> Attention:
+    """Return the eager function of the file that defines a module's class, which transformers would take.
+
+    Raises:
+        Unsupported: `T-EAGER` when there is none.
+    """
+    for kind in type(module).__mro__:
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            found: Attention = function
+            return found
+    raise Unsupported(
+        f"{type(module).__name__} has no eager_attention_forward beside it; set attn_implementation='sdpa'.",
+        rule="T-EAGER",
+    )
+
+
+def _refuse_model(model: Any) -> None:
+    kind = getattr(model.config, "model_type", "")
+    if kind in LATER:
+        raise Unsupported(
+            f"{type(model).__name__}: {kind} is not recorded yet, because of {LATER[kind]}; "
+            "record a model of the families that have ordinary attention.",
+            rule="T-MODEL",
+            model_type=kind,
+        )
+    implementation = model.config._attn_implementation
+    if implementation not in ("sdpa", "eager", "tracekit"):
+        raise Unsupported(
+            f"{type(model).__name__} runs {implementation}, which is not recorded; "
+            "call model.set_attn_implementation('sdpa'), 'eager' or 'tracekit'.",
+            rule="T-IMPLEMENTATION",
+            implementation=implementation,
+        )

@@ -1,0 +1,263 @@
+"""One call of a transformers attention function, in the logical words of the model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracekit.canonical.padded import PaddedBatch
+from tracekit.engines.torch_bits import borrow, take_rows
+from tracekit.engines.transformers_backend import IDENTITY
+from tracekit.engines.transformers_mask import MaskReading, read_mask
+from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
+from tracekit.errors import Unsupported
+from tracekit.model import (
+    Bits,
+    Conventions,
+    DType,
+    ExecutedIdentity,
+    KVFamily,
+    LaunchPlan,
+    Origin,
+    Output,
+    Provenance,
+    Ranges,
+    Selection,
+    scale_to_bits,
+)
+from tracekit.model.launch_plan import Scalar
+from tracekit.providers.transformers_identity import engine_name, executed
+from tracekit.recorder.observation import Borrowed, Observation, SeenKV
+
+_TENSORS = {"s_aux", "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"}
+"""Tensor arguments that are understood, or that the recorded kernels do not read."""
+_BIASES = ("softcap", "position_bias", "indices", "head_mask", "alibi")
+"""Arguments that change the scores in a way that a trace does not say."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An attention function as the recorder knows it.
+
+    Args:
+        name: `sdpa`, `eager` or `tracekit`: the name in transformers' table.
+        own_scores: whether scores are held in the dtype of q (else in FP32).
+        own_probabilities: whether P meets V in the dtype of q (else in FP32).
+        portable: whether it is TKA-1, whose bits depend on nothing here.
+    """
+
+    name: str
+    own_scores: bool
+    own_probabilities: bool
+    portable: bool = False
+
+    def identity(self, device: str) -> ExecutedIdentity:
+        """What ran, when this kernel ran here."""
+        return IDENTITY if self.portable else executed(f"transformers.{self.name}", device)
+
+
+SDPA = Kernel("sdpa", own_scores=False, own_probabilities=True)
+"""torch's fused CPU kernel keeps scores in FP32 and casts P to the dtype of V for the second product."""
+EAGER = Kernel("eager", own_scores=True, own_probabilities=True)
+"""q @ k is a tensor of the model's dtype, and so is P before it meets V."""
+
+
+TKA1 = Kernel("tracekit", own_scores=False, own_probabilities=False, portable=True)
+"""TKA-1, served by `transformers_backend`."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """The arguments and the answer of one attention function call.
+
+    Args:
+        module: the attention module.
+        q: `[B, H, S, D]`.
+        k: `[B, Hkv, T, D]`.
+        v: `[B, Hkv, T, Dv]`.
+        mask: as passed.
+        kwargs: as passed.
+        out: `[B, S, H, Dv]`.
+        lse: `[B, S, H]` FP32 where the kernel gave one.
+    """
+
+    module: Any
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    kwargs: dict[str, Any]
+    out: torch.Tensor
+    lse: torch.Tensor | None = None
+
+
+def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observation:
+    """Return the logical side of a call; q, out and lse are copies, KV is borrowed.
+
+    Raises:
+        Unsupported: the call does something that a trace cannot say.
+        InvalidCall: dtypes or masks do not fit.
+    """
+    _refuse(kernel, call)
+    batch = forward.batch(call.k.shape[2])
+    if call.q.shape[2] != forward.queries or call.q.shape[0] != len(forward.handles):
+        raise Unsupported(
+            f"q is {list(call.q.shape)} in a forward of {len(forward.handles)} x {forward.queries} tokens; "
+            "cross-attention is not recorded.",
+            rule="T-QUERY",
+        )
+    causal = _causal(kernel, call)
+    key = (id(call.mask), batch.keys, causal)
+    if key not in forward.derived:
+        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
+        forward.derived[key] = (call.mask, read_mask(call.mask, batch, causal))
+    reading: MaskReading = forward.derived[key][1]
+
+    slots, sequence = batch.row_slots, batch.sequence
+    present, request = np.unique(sequence, return_inverse=True)
+    keys, values = borrow(call.k, "keys"), borrow(call.v, "values")
+    kv = {}
+    for b in present:
+        held = batch.key_slots(int(b))
+        kv[forward.handles[b]] = {
+            KVFamily.DENSE: SeenKV(
+                Borrowed(keys.data[b][:, held], keys.dtype),
+                Borrowed(values.data[b][:, held], values.dtype),
+                batch.first_key(int(b)),
+            )
+        }
+    q = take_rows(call.q.transpose(1, 2), slots, "q")
+    sinks = call.kwargs.get("s_aux")
+    identity = kernel.identity(call.q.device.type)
+    return Observation(
+        layer=int(call.module.layer_idx),
+        requests=tuple(forward.handles[b] for b in present),
+        request=request.astype(np.int32),
+        positions=batch.positions,
+        q=q,
+        kv=kv,
+        sink=None if sinks is None else _sink(sinks),
+        selection=Selection({KVFamily.DENSE: reading.selection}),
+        out=Output(take_rows(call.out, slots, "out"), Origin.EXECUTED),
+        lse=None if call.lse is None else Output(take_rows(call.lse, slots, "lse"), Origin.EXECUTED),
+        conventions=Conventions(
+            scale_to_bits(_scale(call)),
+            causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, batch),
+            window=call.kwargs.get("sliding_window"),
+            score_dtype=q.dtype if kernel.own_scores else DType.FLOAT32,
+            probability_dtype=q.dtype if kernel.own_probabilities else DType.FLOAT32,
+        ),
+        provenance=Provenance(
+            engine_name(),
+            str(call.module.config._attn_implementation),
+            identity,
+            torch.get_num_threads(),
+            {"module": f"{type(call.module).__module__}.{type(call.module).__qualname__}"},
+        ),
+        launch=_plan(identity.kernel, call, forward, reading),
+    )
+
+
+def check_cache(module: Any, cache: Any, forward: Forward) -> None:
+    """Refuse a cache whose rows cannot be placed.
+
+    Raises:
+        Unsupported: `T-CACHE`.
+    """
+    if cache is None:
+        return
+    layers = getattr(cache, "layers", None)
+    index = module.layer_idx
+    layer = layers[index] if layers is not None and index < len(layers) else None
+    if layers is None or (layer is not None and type(layer).__name__ not in CACHE_LAYERS):
+        raise Unsupported(
+            f"the cache of layer {index} is a {type(cache if layer is None else layer).__name__}; tracekit "
+            f"places rows of {' and '.join(sorted(CACHE_LAYERS))}: pass a DynamicCache.",
+            rule="T-CACHE",
+            layer=index,
+        )
+    held = 0 if layer is None else int(layer.get_seq_length())
+    if held != forward.past:
+        raise Unsupported(
+            f"the cache of layer {index} has seen {held} tokens, the model {forward.past}; "
+            "each layer of a forward must continue at the same token.",
+            rule="T-CACHE",
+            layer=index,
+        )
+
+
+def _refuse(kernel: Kernel, call: KernelCall) -> None:
+    name = type(call.module).__name__
+    bias = next((b for b in _BIASES if call.kwargs.get(b) is not None), None)
+    unknown = [
+        k for k, v in call.kwargs.items() if isinstance(v, torch.Tensor) and k not in (*_TENSORS, *_BIASES)
+    ]
+    checks = (
+        (bias is not None, f"passes {bias}, which changes the scores"),
+        (bool(unknown), f"passes {', '.join(unknown)}, which tracekit does not know"),
+        (call.kwargs.get("dropout", 0.0) not in (0.0, None), "uses dropout, which no replay can repeat"),
+        (kernel is SDPA and call.kwargs.get("s_aux") is not None, "has sinks, which sdpa leaves out"),
+    )
+    found = next((what for wrong, what in checks if wrong), None)
+    if found is not None:
+        raise Unsupported(
+            f"{name} {found}; it is not recorded with {kernel.name}.", rule="T-ARGUMENT", module=name
+        )
+
+
+def _causal(kernel: Kernel, call: KernelCall) -> bool:
+    """Whether the kernel masks the future itself when it gets no mask. eager never does."""
+    if kernel is EAGER or call.q.shape[2] == 1:
+        return False
+    passed = call.kwargs.get("is_causal")
+    return bool(getattr(call.module, "is_causal", True) if passed is None else passed)
+
+
+def _looks_back(reading: MaskReading, batch: PaddedBatch) -> bool:
+    """Whether no row reads a later one: what was executed, whatever the module calls itself."""
+    part = reading.selection
+    if isinstance(part, Ranges):
+        return bool((part.hi <= batch.positions + 1).all())
+    return bool((part.ids <= np.repeat(batch.positions, np.diff(part.offsets))).all())
+
+
+def _scale(call: KernelCall) -> float:
+    scaling = call.kwargs.get("scaling")
+    return float(call.q.shape[-1] ** -0.5 if scaling is None else scaling)
+
+
+def _sink(sinks: torch.Tensor) -> Bits:
+    bits = borrow(sinks, "sinks")
+    return Bits.from_float32(Bits(bits.data.copy(), bits.dtype).to_float32(), DType.FLOAT32)
+
+
+def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading) -> LaunchPlan:
+    batch = forward.batch(call.k.shape[2])
+    sinks = call.kwargs.get("s_aux")
+    scalars: dict[str, Scalar] = {
+        "batch": len(forward.handles),
+        "query_length": batch.queries,
+        "key_length": batch.keys,
+        "scaling": call.kwargs.get("scaling"),
+        "is_causal": call.kwargs.get("is_causal"),
+        "module_is_causal": bool(getattr(call.module, "is_causal", True)),
+        "groups": call.q.shape[1] // call.k.shape[1],
+        "sliding_window": call.kwargs.get("sliding_window"),
+        "training": bool(call.module.training),
+        "grad": bool(call.q.requires_grad),
+        "q_layout": _layout(call.q),
+        "kv_layout": _layout(call.k),
+        "sink_dtype": None if sinks is None else str(sinks.dtype).removeprefix("torch."),
+        **reading.scalars,
+    }
+    arrays = {"key_real": np.packbits(batch.real_keys.reshape(-1)), **reading.arrays}
+    slots = batch.real.shape[0] * batch.queries
+    return LaunchPlan(kernel, batch.row_slots, slots, scalars=scalars, arrays=arrays)
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """The order of the axes in memory, slowest first."""
+    if tensor.is_contiguous():
+        return "bhsd"
+    return "bshd" if tensor.transpose(1, 2).is_contiguous() else "other"

@@ -1,0 +1,42 @@
+"""torch tensors as bit patterns and back."""
+
+import numpy as np
+import torch
+
+from tracekit.errors import Unsupported
+from tracekit.model import Array, Bits, DType
+
+_DTYPES = {
+    torch.bfloat16: (DType.BFLOAT16, torch.int16),
+    torch.float16: (DType.FLOAT16, torch.int16),
+    torch.float32: (DType.FLOAT32, torch.int32),
+}
+_TORCH = {dtype: kind for kind, (dtype, _) in _DTYPES.items()}
+
+
+def from_torch(tensor: torch.Tensor, name: str) -> tuple[Array, DType]:
+    """Return the bits of a tensor, without a copy where it lies in host memory; any strides.
+
+    Raises:
+        Unsupported: `T-DTYPE` for a dtype that a trace cannot hold.
+    """
+    if tensor.dtype not in _DTYPES:
+        raise Unsupported(
+            f"{name} is {tensor.dtype}; attention is recorded in bfloat16, float16 or float32.",
+            rule="T-DTYPE",
+            tensor=name,
+            dtype=str(tensor.dtype),
+        )
+    dtype, words = _DTYPES[tensor.dtype]
+    return tensor.detach().cpu().view(words).numpy().view(dtype.container), dtype
+
+
+def to_torch(bits: Bits) -> torch.Tensor:
+    """Return the tensor with these bits; a copy."""
+    words = np.dtype(f"i{bits.data.itemsize}")
+    return torch.from_numpy(bits.data.view(words).copy()).view(_TORCH[bits.dtype])
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Return the torch dtype of a logical dtype."""
+    return _TORCH[dtype]

@@ -1,0 +1,129 @@
+"""The KV row log: each row of one request, layer and family is held once, however often it is read.
+
+A decode of 512 steps reads the same rows 512 times. On each call the rows that the kernel consumed are
+compared, byte by byte, with those already held: equal rows become a view of the log. Rows that changed
+start a new log of the next generation; they never replace what an earlier call has seen.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracekit.model import Array, Bits, DType, KVRows
+from tracekit.recorder.observation import SeenKV
+
+_START = 64
+
+
+@dataclass
+class _Log:
+    """Rows `first .. end - 1`, in the head-major layout `[Hkv, capacity, D]` that engines use."""
+
+    first: int
+    end: int
+    generation: int
+    dtype: DType
+    buffers: list[Array]
+    rows: KVRows | None = None
+
+    def window(self, lo: int, hi: int) -> list[Array]:
+        return [buffer[:, lo - self.first : hi - self.first] for buffer in self.buffers]
+
+    def append(self, parts: list[Array]) -> None:
+        count = parts[0].shape[1]
+        used = self.end - self.first
+        if used + count > self.buffers[0].shape[1]:
+            capacity = max(2 * self.buffers[0].shape[1], used + count)
+            for i, old in enumerate(self.buffers):
+                grown = np.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
+                grown[:, :used] = old[:, :used]
+                self.buffers[i] = grown
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer[:, used : used + count] = part
+        self.end += count
+
+    def freeze(self) -> KVRows:
+        """The whole log as rows `[N, Hkv, D]`; made once, after the engine has finished."""
+        if self.rows is None:
+            used = self.end - self.first
+            bits = [
+                Bits(np.ascontiguousarray(buffer[:, :used].transpose(1, 0, 2)), self.dtype)
+                for buffer in self.buffers
+            ]
+            self.rows = KVRows(bits[0], bits[1] if len(bits) > 1 else None, self.first, self.generation)
+            self.buffers = []
+        return self.rows
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """Rows `[first, end)` of a log: what one call keeps of its KV."""
+
+    log: _Log
+    first: int
+    end: int
+
+    def rows(self) -> KVRows:
+        """Return the rows, as a view of the log. Only after the last call was observed."""
+        return self.log.freeze().window(self.first, self.end)
+
+
+@dataclass
+class KVLog:
+    """The rows of one request, layer and family over a whole recording."""
+
+    _logs: list[_Log] = field(default_factory=list)
+
+    def observe(self, rows: SeenKV) -> tuple[Extent, int | None]:
+        """Take note of the rows that a call consumed.
+
+        Args:
+            rows: borrowed; copied only where they are not held yet.
+
+        Returns:
+            The extent, and the logical index of the first row that changed since it was last read.
+        """
+        parts = rows.parts
+        changed = None
+        if self._logs:
+            log = self._logs[-1]
+            lo, hi = max(rows.first, log.first), min(rows.end, log.end)
+            if log.first <= rows.first <= log.end and _alike(log, rows, parts):
+                held = max(hi - rows.first, 0)
+                if _same(log.window(lo, hi), [part[:, :held] for part in parts]):
+                    log.append([part[:, held:] for part in parts])
+                    return Extent(log, rows.first, rows.end), None
+                changed = lo + _first_difference(log.window(lo, hi), [part[:, :held] for part in parts])
+        generation = 0 if not self._logs else self._logs[-1].generation + (changed is not None)
+        shapes = [(p.shape[0], max(_START, p.shape[1]), p.shape[2]) for p in parts]
+        log = _Log(
+            rows.first,
+            rows.first,
+            max(generation, rows.generation),
+            rows.keys.dtype,
+            [np.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)],
+        )
+        log.append(parts)
+        self._logs.append(log)
+        return Extent(log, rows.first, rows.end), changed
+
+
+def _alike(log: _Log, rows: SeenKV, parts: list[Array]) -> bool:
+    shapes = [(b.shape[0], b.shape[2]) for b in log.buffers] == [(p.shape[0], p.shape[2]) for p in parts]
+    return shapes and log.dtype == rows.keys.dtype and rows.generation <= log.generation
+
+
+def _same(ours: list[Array], theirs: list[Array]) -> bool:
+    return all(np.array_equal(_wide(a), _wide(b)) for a, b in zip(ours, theirs, strict=True))
+
+
+def _wide(array: Array) -> Array:
+    """The same bytes in words of 8, which compare faster."""
+    if array.strides[-1] == array.itemsize and array.shape[-1] * array.itemsize % 8 == 0 and array.size:
+        return array.view(np.uint64)
+    return array
+
+
+def _first_difference(ours: list[Array], theirs: list[Array]) -> int:
+    rows = [np.flatnonzero((a != b).any(axis=(0, 2))) for a, b in zip(ours, theirs, strict=True)]
+    return int(min(r[0] for r in rows if r.size))

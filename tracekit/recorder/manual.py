@@ -1,0 +1,167 @@
+"""Recording an attention function of your own, without an engine adapter."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tracekit.canonical.kv_axis import split_kv
+from tracekit.errors import UsageError
+from tracekit.model import (
+    Bits,
+    Conventions,
+    ExecutedIdentity,
+    KVFamily,
+    Mode,
+    Origin,
+    Output,
+    Provenance,
+    Ranges,
+    Selection,
+    scale_to_bits,
+)
+from tracekit.recorder.observation import Borrowed, Handle, Observation, SeenKV
+from tracekit.recorder.session import Session
+from tracekit.recorder.tensors import as_bits
+
+
+class ManualSession(Session):
+    """A session that can also be fed by hand: one `step` a forward, one `attention` a layer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._handles: dict[str, Handle] = {}
+        self._new: dict[str, int] = {}
+
+    @contextmanager
+    def step(
+        self, tokens: Mapping[str, Sequence[int]], *, calls: int | None = None, mode: Mode | None = None
+    ) -> Iterator[None]:
+        """One forward of the model.
+
+        Args:
+            tokens: the new token ids of each request, by a name of yours; a new name is a new request.
+            calls: how many `attention` calls the step should see; None takes what comes.
+            mode: why the step is made; None tells prefill from decode by the tokens.
+        """
+        for alias in tokens:
+            if alias not in self._handles:
+                self._handles[alias] = self.requests.open(alias)
+        self._new = {alias: len(ids) for alias, ids in tokens.items()}
+        self.begin(
+            {self._handles[alias]: np.asarray(ids, np.int64) for alias, ids in tokens.items()},
+            expected=calls,
+            mode=mode,
+        )
+        try:
+            yield
+        finally:
+            self.end()
+
+    def attention(
+        self,
+        *,
+        layer: int,
+        q: Any,
+        scale: float,
+        keys: Any = None,
+        values: Any = None,
+        kv: Any = None,
+        num_kv_heads: int = 0,
+        kv_axis: int | None = None,
+        out: Any = None,
+        lse: Any = None,
+        sink: Any = None,
+        window: int | None = None,
+        kernel: str = "custom",
+        libraries: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record one causal attention call over the new rows of the step.
+
+        Args:
+            layer: 0-based layer.
+            q: `[T, H, D]`, the new rows of the step's requests, one request after the other.
+            scale: the factor on q.k.
+            keys: `[N, Hkv, D]` from row 0 on, or a mapping from request name to that.
+            values: `[N, Hkv, Dv]`, likewise.
+            kv: keys and values in one array, in place of both; see `split_kv`.
+            num_kv_heads: Hkv of this rank; needed with `kv`.
+            kv_axis: the axis that tells K from V in `kv`, where more than one could.
+            out: O `[T, H, Dv]`.
+            lse: FP32 `[T, H]`, natural logarithm, sink not counted.
+            sink: FP32 `[H]` logit that joins the denominator.
+            window: sliding window in tokens.
+            kernel: name of the kernel that ran.
+            libraries: package -> version of what ran.
+
+        Raises:
+            ConventionAmbiguous: `C-KV-AXIS` when `kv` can be read in two ways.
+            InvalidCall: shapes or dtypes do not fit.
+            UsageError: `R-MANUAL` when neither `kv` nor keys and values were given.
+        """
+        if not self.wants(layer):
+            self.skip()
+            return
+        aliases = [alias for alias, count in self._new.items() if count]
+        packed = _by_request(kv, aliases) if kv is not None else None
+        per_key, per_value = _by_request(keys, aliases), _by_request(values, aliases)
+        seen: dict[Handle, dict[KVFamily, SeenKV]] = {}
+        for alias in aliases:
+            if packed is not None:
+                bits = as_bits(packed[alias], "kv")
+                k, v = (Bits(a, bits.dtype) for a in split_kv(bits.data, num_kv_heads, kv_axis))
+            elif alias in per_key and alias in per_value:
+                k, v = as_bits(per_key[alias], "keys"), as_bits(per_value[alias], "values")
+            else:
+                raise UsageError(
+                    f"request {alias!r} has no KV: pass keys= and values=, or kv= with num_kv_heads=.",
+                    rule="R-MANUAL",
+                    request=alias,
+                )
+            seen[self._handles[alias]] = {KVFamily.DENSE: SeenKV(_head_major(k), _head_major(v))}
+        counts = [self._new[alias] for alias in aliases]
+        positions = np.concatenate(
+            [
+                np.arange(
+                    len(self.requests[self._handles[a]].tokens) - n,
+                    len(self.requests[self._handles[a]].tokens),
+                )
+                for a, n in zip(aliases, counts, strict=True)
+            ]
+        )
+        lo = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
+        self.observe(
+            Observation(
+                layer=layer,
+                requests=tuple(self._handles[alias] for alias in aliases),
+                request=np.repeat(np.arange(len(aliases), dtype=np.int32), counts),
+                positions=positions,
+                q=as_bits(q, "q"),
+                kv=seen,
+                sink=None if sink is None else as_bits(sink, "sink"),
+                selection=Selection({KVFamily.DENSE: Ranges(lo, positions + 1)}),
+                out=None if out is None else Output(as_bits(out, "out"), Origin.EXECUTED),
+                lse=None if lse is None else Output(as_bits(lse, "lse"), Origin.EXECUTED),
+                conventions=Conventions(scale_to_bits(scale), window=window),
+                provenance=Provenance("manual", kernel, ExecutedIdentity(kernel, dict(libraries or {}))),
+            )
+        )
+
+
+def _by_request(value: Any, aliases: list[str]) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return value
+    if len(aliases) != 1:
+        raise UsageError(
+            f"the step has {len(aliases)} requests; pass a mapping from request name to array.",
+            rule="R-MANUAL",
+            requests=aliases,
+        )
+    return {aliases[0]: value}
+
+
+def _head_major(bits: Bits) -> Borrowed:
+    return Borrowed(bits.data.transpose(1, 0, 2), bits.dtype)

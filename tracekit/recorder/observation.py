@@ -1,0 +1,113 @@
+"""What an engine's hook reports of one launch. Everything in it is borrowed; the session owns copies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import InvalidCall
+from tracekit.model import (
+    Array,
+    Bits,
+    Conventions,
+    DType,
+    KVFamily,
+    LaunchPlan,
+    Output,
+    Provenance,
+    Selection,
+)
+
+Handle = int
+"""A request as the session knows it while the engine runs; its key is known at the end only."""
+
+
+@dataclass(frozen=True, eq=False)
+class Borrowed:
+    """Bit patterns that belong to an engine: unsigned integers of any strides, never copied on the way in."""
+
+    data: Array
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class SeenKV:
+    """KV rows `first .. first + N - 1` of one request and family, as they lie in the engine's cache.
+
+    Args:
+        keys: `[Hkv, N, D]`.
+        values: `[Hkv, N, Dv]`, or None where keys and values are one tensor.
+        first: logical index of row 0.
+        generation: write epoch, where the engine counts one.
+    """
+
+    keys: Borrowed
+    values: Borrowed | None
+    first: int = 0
+    generation: int = 0
+
+    @property
+    def parts(self) -> list[Array]:
+        """Keys, and values where they are apart."""
+        return [self.keys.data] if self.values is None else [self.keys.data, self.values.data]
+
+    @property
+    def end(self) -> int:
+        """The logical index after the last row."""
+        return self.first + int(self.keys.data.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One launch of one layer.
+
+    Args:
+        layer: 0-based layer.
+        requests: the requests of the launch, each once, in executed order.
+        request: int32 `[T]`, the index into `requests` of each row.
+        positions: int64 `[T]`.
+        q: `[T, H, D]`.
+        kv: the rows that the kernel consumed, per request and family.
+        sink: FP32 `[H]` or None.
+        selection: what each row read.
+        out: O `[T, H, Dv]`.
+        lse: LSE where the kernel gave one, else None.
+        conventions: what the numbers mean.
+        provenance: what ran.
+        launch: the physical side.
+
+    Raises:
+        InvalidCall: `M-CALL-DTYPE` when q, keys, values and out have more than one dtype.
+    """
+
+    layer: int
+    requests: tuple[Handle, ...]
+    request: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    q: Bits
+    kv: Mapping[Handle, Mapping[KVFamily, SeenKV]]
+    sink: Bits | None
+    selection: Selection
+    out: Output | None
+    lse: Output | None
+    conventions: Conventions
+    provenance: Provenance
+    launch: LaunchPlan | None = None
+
+    def __post_init__(self) -> None:
+        kinds = {"q": self.q.dtype}
+        for families in self.kv.values():
+            for rows in families.values():
+                kinds["keys"] = rows.keys.dtype
+                kinds["values"] = (rows.values or rows.keys).dtype
+        if self.out is not None:
+            kinds["out"] = self.out.bits.dtype
+        if len(set(kinds.values())) > 1:
+            raise InvalidCall(
+                f"layer {self.layer} mixes dtypes ({', '.join(f'{n} {d}' for n, d in kinds.items())}); "
+                "one call has one dtype: cast before the attention function, or record each side by itself.",
+                rule="M-CALL-DTYPE",
+                layer=self.layer,
+                dtypes={name: dtype.value for name, dtype in kinds.items()},
+            )

@@ -1,0 +1,82 @@
+"""Requests while an engine runs, and their keys when it has finished."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import InvalidCall
+from tracekit.model import Array, Mode, Request, RequestKey
+from tracekit.recorder.observation import Handle
+
+
+@dataclass
+class OpenRequest:
+    """One request: its tokens so far, and where its prompt ends."""
+
+    alias: str
+    tokens: list[int] = field(default_factory=list)
+    prompt_length: int = 0
+    decoding: bool = False
+
+    def extend(self, tokens: Array) -> Mode:
+        """Append the tokens of a step and say what the step is for this request.
+
+        The prompt is the first step and every following step of more than one token (chunked prefill);
+        from the first single token on, the request decodes.
+        """
+        if self.tokens and len(tokens) == 1:
+            self.decoding = True
+        self.tokens.extend(int(token) for token in tokens)
+        if self.decoding:
+            return Mode.DECODE
+        self.prompt_length = len(self.tokens)
+        return Mode.PREFILL
+
+
+class RequestTable:
+    """Every request of a recording, by handle."""
+
+    def __init__(self) -> None:
+        self._requests: list[OpenRequest] = []
+        self._keys: list[RequestKey] = []
+
+    def open(self, alias: str = "") -> Handle:
+        """Begin a request and return its handle."""
+        self._requests.append(OpenRequest(alias))
+        return len(self._requests) - 1
+
+    def __getitem__(self, handle: Handle) -> OpenRequest:
+        return self._requests[handle]
+
+    def tokens(self, handle: Handle, positions: Array) -> npt.NDArray[np.int64]:
+        """Return the token ids at some positions of a request.
+
+        Raises:
+            InvalidCall: `R-POSITION` when a position has no token yet.
+        """
+        known = self._requests[handle].tokens
+        if positions.size and int(positions.max()) >= len(known):
+            raise InvalidCall(
+                f"request {handle} has {len(known)} tokens; a row at position {int(positions.max())} has "
+                "none. Give the step its tokens before its calls.",
+                rule="R-POSITION",
+            )
+        return np.asarray(known, np.int64)[positions]
+
+    def resolve(self) -> tuple[Request, ...]:
+        """Give every request its key: the digest of its prompt and an ordinal among equal prompts."""
+        seen: dict[str, int] = {}
+        resolved = []
+        for open_request in self._requests:
+            tokens = np.array(open_request.tokens, np.int64)
+            digest = RequestKey.of_prompt(tokens[: open_request.prompt_length]).digest
+            key = RequestKey(digest, seen.get(digest, 0))
+            seen[digest] = key.ordinal + 1
+            self._keys.append(key)
+            resolved.append(Request(key, tokens, open_request.prompt_length, open_request.alias))
+        return tuple(resolved)
+
+    def key(self, handle: Handle) -> RequestKey:
+        """Return the key of a request; only after `resolve`."""
+        return self._keys[handle]

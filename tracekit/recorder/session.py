@@ -1,0 +1,251 @@
+"""A recording while it runs: owned copies, a ledger, and at the end the nouns.
+
+An engine's hook calls `begin`, then `observe` or `skip` once a launch, then `end`. Nothing that goes wrong
+here may disturb the engine, and nothing may pass silently: a hook hands its error to `fail`, which cuts the
+step in the ledger and lists the problem for the report at the end.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import NothingSelected, TracekitError, Unsupported
+from tracekit.model import (
+    Array,
+    AttentionCall,
+    Bits,
+    Identity,
+    KVFamily,
+    Mode,
+    Origin,
+    Output,
+    Recording,
+    Rows,
+    StepRecord,
+)
+from tracekit.recorder.derive import derive_lse
+from tracekit.recorder.filters import Filters
+from tracekit.recorder.kv_log import Extent, KVLog
+from tracekit.recorder.ledger import OpenStep
+from tracekit.recorder.observation import Handle, Observation
+from tracekit.recorder.requests import RequestTable
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A call that waits for the end: its rows are by handle, its KV is extents of the log."""
+
+    step: int
+    mode: Mode
+    seen: Observation
+    token_ids: npt.NDArray[np.int64]
+    kv: dict[Handle, dict[KVFamily, Extent]]
+
+
+class Session:
+    """One recording.
+
+    Args:
+        filters: what to keep.
+        derive: gives the LSE of a call whose kernel gave none; None leaves it out.
+    """
+
+    def __init__(
+        self, filters: Filters | None = None, derive: Callable[[AttentionCall], Bits] | None = derive_lse
+    ) -> None:
+        self.filters = filters or Filters()
+        self.requests = RequestTable()
+        self.identity = Identity()
+        self.notes: dict[str, str] = {}
+        self.problems: list[str] = []
+        self._derive = derive
+        self._kept: list[_Kept] = []
+        self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}
+        self._ledger: list[StepRecord] = []
+        self._open: OpenStep | None = None
+        self._mode = Mode.PREFILL
+
+    @property
+    def current(self) -> int:
+        """The number of the step that runs or comes next."""
+        return len(self._ledger)
+
+    @property
+    def recorded(self) -> int:
+        """Calls that were kept so far."""
+        return len(self._kept)
+
+    def begin(
+        self, tokens: Mapping[Handle, Array], *, expected: int | None = None, mode: Mode | None = None
+    ) -> None:
+        """Begin a step.
+
+        Args:
+            tokens: the new tokens of each request of the step.
+            expected: hooks that should fire; None where that is not known.
+            mode: why the step is made; None tells prefill from decode by the tokens.
+        """
+        self.end("the step before it did not end")
+        modes = [self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)]
+        self._mode = mode or (Mode.DECODE if modes and set(modes) == {Mode.DECODE} else Mode.PREFILL)
+        self._open = OpenStep(self.current, expected)
+
+    def wants(self, layer: int) -> bool:
+        """Whether the filters keep a call of this layer in the step that runs."""
+        return self.filters.keeps(layer, self.current)
+
+    def skip(self) -> None:
+        """Count a launch that a filter left out."""
+        step = self._running()
+        step.fired += 1
+        step.filtered += 1
+
+    def observe(self, seen: Observation) -> None:
+        """Keep a launch, or count it as filtered.
+
+        Raises:
+            TracekitError: the launch breaks a rule; give the error to `fail`.
+        """
+        step = self._running()
+        if not self.wants(seen.layer):
+            self.skip()
+            return
+        token_ids = np.full(seen.positions.shape, -1, np.int64)
+        for index, handle in enumerate(seen.requests):
+            mine = seen.request == index
+            token_ids[mine] = self.requests.tokens(handle, seen.positions[mine])
+        kv: dict[Handle, dict[KVFamily, Extent]] = {}
+        for handle, families in seen.kv.items():
+            kv[handle] = {}
+            for family, rows in families.items():
+                log = self._logs.setdefault((handle, seen.layer, family), KVLog())
+                kv[handle][family], changed = log.observe(rows)
+                if changed is not None:
+                    self.problems.append(
+                        f"step {self.current}, layer {seen.layer}: KV row {changed} of request {handle} "
+                        "changed since it was last read; a new generation of its rows begins."
+                    )
+        self._kept.append(_Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
+        step.fired += 1
+        step.recorded += 1
+
+    def fail(self, error: Exception, where: str, *, fired: bool = True) -> None:
+        """Note that a hook failed; the engine goes on.
+
+        Args:
+            error: what went wrong.
+            where: the place, `layer 3`.
+            fired: whether the hook of a launch failed (else the step as a whole).
+        """
+        text = f"{where}: {error}" if isinstance(error, TracekitError) else f"{where}: {error!r}"
+        if self._open is None:
+            self._open = OpenStep(self.current, None)
+        self._open.fired += fired
+        if self._open.cut(text):
+            self.problems.append(f"step {self.current}, {text}")
+
+    def end(self, cut: str = "") -> None:
+        """End the step that runs, if one does."""
+        if self._open is None:
+            return
+        if cut:
+            self._open.cut(cut)
+        told = len(self._open.reasons) - bool(cut)
+        line = self._open.close()
+        if len(self._open.reasons) > told:
+            self.problems.append(f"step {line.step}: {self._open.reasons[-1]}")
+        self._ledger.append(line)
+        self._open = None
+
+    def finish(self) -> tuple[Recording, list[AttentionCall]]:
+        """Return the nouns. Requests get their keys, calls their rows of the KV log, and a derived LSE.
+
+        Raises:
+            Unsupported: `R-BYPASS` when steps ran and no hook fired in any of them; `R-NOTHING` when every
+                hook failed.
+            NothingSelected: `R-FILTER` when the filters left nothing.
+        """
+        self.end()
+        if self._ledger and not self._kept:
+            self._explain_nothing()
+        requests = self.requests.resolve()
+        calls = []
+        for kept in self._kept:
+            try:
+                calls.append(self._call(kept))
+            except TracekitError as error:
+                self._lose(kept, error)
+        recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
+        return recording, calls
+
+    def _explain_nothing(self) -> None:
+        """Steps ran and no call was kept: say which of the three reasons it is."""
+        model = self.identity.architecture or "the model"
+        steps = len(self._ledger)
+        if any(line.filtered for line in self._ledger):
+            raise NothingSelected(
+                f"the filters leave none of the {sum(line.filtered for line in self._ledger)} calls of "
+                f"{steps} steps; widen layers= or steps=.",
+                rule="R-FILTER",
+            )
+        if not any(line.fired for line in self._ledger):
+            raise Unsupported(
+                f"{model} ran {steps} steps and never called the attention interface: its attention bypasses "
+                "it. Call session.attention(...) from the attention code, or set an implementation that "
+                "dispatches through the interface.",
+                rule="R-BYPASS",
+                steps=steps,
+                model=model,
+            )
+        raise Unsupported(
+            f"{model}: nothing was recorded in {steps} steps. The first problem: {self.problems[0]}",
+            rule="R-NOTHING",
+            steps=steps,
+            problems=self.problems,
+        )
+
+    def _call(self, kept: _Kept) -> AttentionCall:
+        seen = kept.seen
+        rows = Rows(
+            tuple(self.requests.key(handle) for handle in seen.requests),
+            seen.request,
+            seen.positions,
+            kept.token_ids,
+        )
+        kv = {
+            self.requests.key(handle): {family: extent.rows() for family, extent in families.items()}
+            for handle, families in kept.kv.items()
+        }
+        call = AttentionCall(
+            layer=seen.layer,
+            step=kept.step,
+            mode=kept.mode,
+            rows=rows,
+            q=seen.q,
+            kv=kv,
+            sink=seen.sink,
+            selection=seen.selection,
+            conventions=seen.conventions,
+            provenance=seen.provenance,
+            out=seen.out,
+            lse=seen.lse,
+            launch=seen.launch,
+        )
+        if call.lse is None and self._derive is not None:
+            call = replace(call, lse=Output(self._derive(call), Origin.DERIVED))
+        return call
+
+    def _lose(self, kept: _Kept, error: TracekitError) -> None:
+        """A call that was seen but is not legal: take it off its ledger line, with the reason."""
+        line = self._ledger[kept.step]
+        text = f"layer {kept.seen.layer}: {error}"
+        cut = "; ".join(filter(None, [line.cut, text]))
+        self._ledger[kept.step] = replace(line, recorded=line.recorded - 1, cut=cut)
+        self.problems.append(f"step {kept.step}, {text}")
+
+    def _running(self) -> OpenStep:
+        if self._open is None:
+            self._open = OpenStep(self.current, None)
+        return self._open

@@ -1,0 +1,86 @@
+"""What the writer refuses: tensors that the format cannot hold."""
+
+from collections.abc import Iterator
+
+from tracekit.errors import InvalidCall, Unsupported
+from tracekit.model import AttentionCall, Bits, DType, KVRows, Origin
+from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_ROW, NONE
+from tracekit.store.schema import Role
+
+
+def tensors_of(call: AttentionCall) -> Iterator[tuple[Role, Bits, Origin]]:
+    """Yield every tensor of a call that has one row a query row."""
+    yield Role.Q, call.q, Origin.EXECUTED
+    for role, output in ((Role.OUT, call.out), (Role.LSE, call.lse)):
+        if output is not None:
+            yield role, output.bits, output.origin
+    if call.grads is not None:
+        yield Role.D_OUT, call.grads.d_out, Origin.EXECUTED
+        if call.grads.d_q is not None:
+            yield Role.D_Q, call.grads.d_q, Origin.EXECUTED
+
+
+def kv_of(call: AttentionCall) -> Iterator[KVRows]:
+    """Yield the KV of a call and its gradients."""
+    gradients = {} if call.grads is None else call.grads.d_kv
+    for kv in (call.kv, gradients):
+        for families in kv.values():
+            yield from families.values()
+
+
+def check_call(call: AttentionCall) -> None:
+    """Refuse what cannot be stored.
+
+    Raises:
+        InvalidCall: S-GRADS, gradients of another shape than what they are gradients of.
+        Unsupported: S-LIMIT, over a limit of docs/format.md.
+    """
+    _check_gradients(call)
+    ordinals = [key.ordinal for key in (*call.kv, *call.rows.requests)]
+    for name, number, limit in (
+        ("layer", call.layer, NONE),
+        ("rank", call.rank, NONE),
+        ("step", call.step, 1 << 63),
+        ("ordinal", max(ordinals), NONE),
+    ):
+        if not 0 <= number < limit:
+            raise _limit(f"{name} {number}", f"0 to {limit - 1}")
+    tensors = [bits for _, bits, _ in tensors_of(call)]
+    for rows in kv_of(call):
+        tensors += [rows.keys, *([] if rows.values is None else [rows.values])]
+        if max(rows.generation, rows.end) >= 1 << 63:
+            raise _limit("a KV row or generation", "below 2^63")
+    for bits in tensors:
+        row = bits.data.itemsize
+        for size in bits.shape[1:]:
+            row *= size
+        if not all(0 < size <= MAX_DIMENSION for size in bits.shape[1:]) or row > MAX_ROW:
+            raise _limit(
+                f"a tensor {list(bits.shape)}", f"dimensions 1 to {MAX_DIMENSION}, rows {MAX_ROW} bytes"
+            )
+    total = sum(bits.data.nbytes for bits in tensors)
+    if total > MAX_CALL:
+        raise _limit(f"a call of {total} bytes", f"at most {MAX_CALL}")
+
+
+def _check_gradients(call: AttentionCall) -> None:
+    grads = call.grads
+    if grads is None:
+        return
+    shapes = [(grads.d_out, (call.num_rows, call.num_heads, call.value_dim)), (grads.d_q, call.q.shape)]
+    fine = all(bits is None or bits.shape == shape for bits, shape in shapes)
+    if grads.d_sink is not None:
+        fine = fine and grads.d_sink.shape == (call.num_heads,) and grads.d_sink.dtype is DType.FLOAT32
+    if not fine:
+        raise InvalidCall(
+            f"layer {call.layer}: d_out is [T, H, Dv], d_q [T, H, D] and d_sink float32 [H]; pass gradients "
+            "in the shapes of what they belong to.",
+            rule="S-GRADS",
+            layer=call.layer,
+        )
+
+
+def _limit(what: str, limit: str) -> Unsupported:
+    return Unsupported(
+        f"A trace does not hold {what}: the limit is {limit} (docs/format.md, Limits).", rule="S-LIMIT"
+    )

@@ -1,0 +1,249 @@
+"""Open a trace: the head is checked at once, the payload where it is touched."""
+
+import difflib
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tracekit.env import settings
+from tracekit.errors import TracekitError, TraceMissing, UsageError
+from tracekit.model import AttentionCall, DType, Mode, Origin, Recording, RequestKey
+from tracekit.store.checks import check_tables, decoded_bytes
+from tracekit.store.decode import Decoder
+from tracekit.store.head import read_head
+from tracekit.store.limits import NONE
+from tracekit.store.payload import Payload
+from tracekit.store.rules import corrupt
+from tracekit.store.schema import DTYPES, MODES, ORIGINS, KVRole, Role
+from tracekit.store.summary import TraceSummary
+from tracekit.store.texts import Texts
+
+
+@dataclass(frozen=True)
+class CallHead:
+    """What is known of a call without its payload.
+
+    Args:
+        index: its place in the trace, from 0.
+        layer: 0-based layer.
+        step: 0-based engine step.
+        rank: rank of the process.
+        mode: why the launch was made.
+        num_rows: T.
+        num_heads: H.
+        num_kv_heads: Hkv.
+        head_dim: D.
+        value_dim: Dv.
+        dtype: of Q, KV and O.
+        requests: in executed order.
+        kernel: the kernel that was executed.
+        has_sink: whether it has a sink.
+        out: who made O; None where it was not recorded.
+        lse: who made the LSE; None where it was not recorded.
+        has_launch_plan: whether the engine's own launch can be made again.
+        has_gradients: whether gradients were recorded.
+    """
+
+    index: int
+    layer: int
+    step: int
+    rank: int
+    mode: Mode
+    num_rows: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: DType
+    requests: tuple[RequestKey, ...]
+    kernel: str
+    has_sink: bool
+    out: Origin | None
+    lse: Origin | None
+    has_launch_plan: bool
+    has_gradients: bool
+
+
+class Trace:
+    """An open trace. Use `open_trace`; it closes itself when it is dropped or left as a context manager.
+
+    `descriptor`, `head` and `payload` are for the store alone.
+    """
+
+    def __init__(self, path: Path, descriptor: int, threads: int) -> None:
+        self.path, self.descriptor = path, descriptor
+        self.head = read_head(descriptor)
+        check_tables(self.head)
+        self._texts = Texts(self.head)
+        self.payload = Payload(descriptor, self.head, threads)
+        self._decoder = Decoder(self.head, self.payload, self._texts)
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.head.tables["calls"])
+
+    def __iter__(self) -> Iterator[AttentionCall]:
+        """Yield the calls in recorded order."""
+        return (self.call(index) for index in range(len(self)))
+
+    def close(self) -> None:
+        """Close the file; calls that were read stay valid."""
+        self.payload.close()
+        self._close()
+
+    def call(self, index: int) -> AttentionCall:
+        """Return call `index`, bit for bit as it was written.
+
+        Raises:
+            UsageError: V-CALL, there is no such call.
+            TraceCorrupt: E-15, E-19, E-20, E-21, E-27, E-28.
+            ValueError: the trace is closed.
+        """
+        if not 0 <= index < len(self):
+            raise UsageError(
+                f"{self.path.name} has no call {index}; valid are 0 to {len(self) - 1}.",
+                rule="V-CALL",
+                call=index,
+                calls=len(self),
+            )
+        if not self._close.alive:
+            raise ValueError(f"{self.path} is closed; read calls inside its `with` block.")
+        return self._decoder.call(index)
+
+    @cached_property
+    def recording(self) -> Recording:
+        """What surrounds the calls.
+
+        Raises:
+            TraceCorrupt: E-19, E-20, E-21.
+        """
+        requests = tuple(
+            self._decoder.request(row, alias)
+            for row, alias in zip(self._texts.listed, self._texts.aliases, strict=True)
+        )
+        return Recording(self._texts.identity, requests, self._texts.ledger, dict(self._texts.notes))
+
+    @cached_property
+    def heads(self) -> tuple[CallHead, ...]:
+        """What is known of each call without its payload, in recorded order."""
+        return tuple(self._call_head(index) for index in range(len(self)))
+
+    @property
+    def content_digest(self) -> str:
+        """SHA-256, hexadecimal, of what the calls say; as written; `verify_trace` checks it."""
+        return self.head.block.content_digest.hex()
+
+    @property
+    def file_digest(self) -> str:
+        """SHA-256, hexadecimal, that pins the file; `verify_trace` checks what it pins."""
+        return self.head.block.file_digest
+
+    def summary(self) -> TraceSummary:
+        """Return what the trace holds, in a few numbers."""
+        calls = self.head.tables["calls"]
+        return TraceSummary(
+            path=self.path,
+            format="{}.{}".format(*self.head.block.version),
+            calls=len(self),
+            rows=sum(head.num_rows for head in self.heads),
+            requests=len(self.head.tables["requests"]),
+            layers=tuple(sorted(set(calls["layer"].tolist()))),
+            steps=len(set(calls["step"].tolist())),
+            size=self.head.block.length,
+            payload=sum(spec.rows * spec.row_bytes for spec in self.head.payload.values()),
+            recorded=int(decoded_bytes(self.head).sum()),
+            content_digest=self.content_digest,
+            file_digest=self.file_digest,
+        )
+
+    def _call_head(self, index: int) -> CallHead:
+        tables = self.head.tables
+        entry = tables["calls"][index]
+        first = int(entry["tensors"])
+        lines = tables["tensors"][first : first + int(entry["tensor_count"])]
+        tensors = {Role(line["role"]): line for line in lines}
+        q = self.head.payload[f"q/{int(tensors[Role.Q]['stack'])}"]
+        first = int(entry["kv"])
+        kv = tables["kv"][first : first + int(entry["kv_count"])]
+        kv = kv[kv["role"] == KVRole.READ]
+        if not kv.size or q.logical is None:
+            raise corrupt("E-28", f"Call {index} has no KV.", call=index)
+        log = tables["logs"][kv["log"][0]]
+        batch = int(entry["batch"])
+        origins = {role: ORIGINS[line["origin"]] for role, line in tensors.items()}
+        return CallHead(
+            index=index,
+            layer=int(entry["layer"]),
+            step=int(entry["step"]),
+            rank=int(entry["rank"]),
+            mode=MODES[entry["mode"]],
+            num_rows=int(tables["arrays"]["count"][tables["batches"]["positions"][batch]]),
+            num_heads=q.shape[1],
+            num_kv_heads=int(log["heads"]),
+            head_dim=q.shape[2],
+            value_dim=int(log["value_dim"]) or int(log["key_dim"]),
+            dtype=DTYPES[q.logical.value],
+            requests=self._texts.members(batch),
+            kernel=self._texts.provenance(int(entry["provenance"])).executed.kernel,
+            has_sink=bool(entry["sink"] != NONE),
+            out=origins.get(Role.OUT),
+            lse=origins.get(Role.LSE),
+            has_launch_plan=bool(entry["launch"] != NONE),
+            has_gradients=Role.D_OUT in tensors,
+        )
+
+
+def open_trace(path: str | os.PathLike[str], *, threads: int = 0) -> Trace:
+    """Open a trace and check its head; chunks are checked when they are read.
+
+    Args:
+        path: the file.
+        threads: workers that decode; 0 for `TRACEKIT_THREADS`, which is the cores by default.
+
+    Raises:
+        TraceMissing: F-MISSING, there is no file.
+        TraceTooNew: E-02.
+        TraceCorrupt: any rule that docs/format.md marks "open".
+    """
+    descriptor = open_file(path)
+    try:
+        return Trace(Path(path), descriptor, threads or settings().threads)
+    except TracekitError as error:
+        os.close(descriptor)
+        raise type(error)(
+            f"{path}: {error}", rule=error.rule, **{"path": str(path), **error.fields}
+        ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def open_file(path: str | os.PathLike[str]) -> int:
+    """Open a file for reading.
+
+    Raises:
+        TraceMissing: F-MISSING, there is no file; the message names files with a similar name.
+    """
+    target = Path(path)
+    if target.is_file():
+        return os.open(target, os.O_RDONLY)
+    close: list[str] = []
+    if target.parent.is_dir():
+        names = [item.name for item in target.parent.iterdir() if item.is_file()]
+        close = difflib.get_close_matches(target.name, names, n=3, cutoff=0.6)
+    state = "is a folder" if target.is_dir() else "does not exist"
+    hint = f"did you mean {' or '.join(close)}?" if close else "check the path."
+    raise TraceMissing(f"{target} {state}; {hint}", rule="F-MISSING", path=str(target), close=close)

@@ -1,0 +1,69 @@
+"""The texts and names of a head, parsed: everything that `inspect` shows without touching the payload."""
+
+from tracekit.errors import InvalidCall
+from tracekit.model import Conventions, Identity, Provenance, RequestKey, StepRecord
+from tracekit.store.canonical import parse_canonical
+from tracekit.store.head import Head
+from tracekit.store.nouns import parse_conventions, parse_provenance, parse_recording
+from tracekit.store.rules import corrupt
+
+
+class Texts:
+    """Texts of a head whose tables are checked.
+
+    Raises:
+        TraceCorrupt: E-15, E-21, E-28 in the recording, a request, or what a call names.
+    """
+
+    keys: tuple[RequestKey, ...]
+    """The key of each row of `/index/requests`."""
+    aliases: list[str]
+    identity: Identity
+    ledger: tuple[StepRecord, ...]
+    notes: dict[str, str]
+
+    def __init__(self, head: Head) -> None:
+        self._tables = tables = head.tables
+        requests = tables["requests"]
+        try:
+            self.keys = tuple(
+                RequestKey(digest.decode("ascii", "replace"), ordinal)
+                for digest, ordinal in requests[["digest", "ordinal"]].tolist()
+            )
+        except InvalidCall as error:
+            raise corrupt("E-21", f"In the requests: {error}", noun_rule=error.rule) from None
+        recording = parse_canonical(self.raw(0), "recording")
+        self.aliases, self.identity, self.ledger, self.notes = parse_recording(recording)
+        self.listed = [row for row, listed in enumerate(requests["listed"].tolist()) if listed]
+        if len(self.listed) != len(self.aliases):
+            raise corrupt("E-28", f"{len(self.listed)} listed requests have {len(self.aliases)} aliases.")
+        calls = tables["calls"]
+        self._conventions = {
+            number: parse_conventions(parse_canonical(self.raw(number), "conventions"))
+            for number in set(calls["conventions"].tolist())
+        }
+        self._provenance = {
+            number: parse_provenance(parse_canonical(self.raw(number), "provenance"))
+            for number in set(calls["provenance"].tolist())
+        }
+
+    def raw(self, number: int) -> bytes:
+        """Return text `number` as it is stored."""
+        entry = self._tables["texts"][number]
+        first = int(entry["first"])
+        return self._tables["text"][first : first + int(entry["size"])].tobytes()
+
+    def conventions(self, number: int) -> Conventions:
+        """Return the conventions of a call."""
+        return self._conventions[number]
+
+    def provenance(self, number: int) -> Provenance:
+        """Return the provenance of a call."""
+        return self._provenance[number]
+
+    def members(self, batch: int) -> tuple[RequestKey, ...]:
+        """Return the requests of a batch, in executed order."""
+        entry = self._tables["batches"][batch]
+        first = int(entry["members"])
+        rows = self._tables["members"][first : first + int(entry["member_count"])]
+        return tuple(self.keys[row] for row in rows.tolist())
