@@ -143,7 +143,7 @@ def test_a_logit_beyond_two_to_the_twenty_is_clamped():
 
 
 def test_log_is_right_to_an_ulp():
-    """S12: ln(l * 2^m), every exponent that a sum of weights can have; absolute where the result is near 0."""
+    """S12: ln(l * 2^m) for every exponent of a sum of weights; absolute where the result is near 0."""
     l = exponents(-1, 32, 2**13)  # noqa: E741 - the name in the specification
     for m in (0, 1, -1, 7, -40, 1000, -(2**20)):
         got = ar.log_parts(l, np.full(l.shape, m, np.int32))

@@ -27,8 +27,8 @@ def wide(bits: Array) -> Array:
 def worst(inputs: Inputs, got: Outputs) -> float:
     """Return the largest error over its bound.
 
-    With u = 2^-24: a score errs by at most D u sum |q k| * scale, so a weight by twice that, relative; sums over
-    n keys, the merges and the division add (n + 40) u; the last rounding is half a bf16 ulp.
+    With u = 2^-24: a score errs by at most D u sum |q k| * scale, so a weight by twice that, relative;
+    sums over n keys, the merges and the division add (n + 40) u; the last rounding is half a bf16 ulp.
     """
     scale = float(np.uint32(inputs.scale_bits).view(np.float32))
     group = inputs.q.shape[1] // inputs.kv_heads
