@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import numpy as np
+
 from tools import derive_coefficients
 from tracekit.providers.tka1 import arithmetic as ar
 
@@ -42,3 +44,15 @@ def test_numpy_reads_the_same_constants():
     assert tuple(table[f"TK_LOG_C{k}"] for k in range(10, 2, -1)) == ar.LOG
     got = (ar.LOG2E, ar.LN2_HI, ar.LN2_LO, ar.SQRT_HALF)
     assert got == tuple(table[f"TK_{name}"] for name in ("LOG2E", "LN2_HI", "LN2_LO", "SQRT_HALF"))
+
+
+def test_the_polynomials_err_by_no_more_than_the_document_says():
+    """Evaluated in binary64, so without the roundings of the kernel."""
+    exp, log = ([float(ar.constant(bits)) for bits in table] for table in (ar.EXP, ar.LOG))
+    r = np.linspace(-np.log(2) / 2, np.log(2) / 2, 200_001)
+    f = np.linspace(np.sqrt(0.5) - 1, np.sqrt(2) - 1, 200_001)
+    f = f[np.abs(f) > 1e-6]
+    error_of_exp = (1 + r + r**2 * np.polyval(exp, r)) / np.exp(r) - 1
+    error_of_log = (f - f**2 / 2 + f**3 * np.polyval(log, f)) / np.log1p(f) - 1
+    assert np.abs(error_of_exp).max() < 2**-27.9
+    assert np.abs(error_of_log).max() < 2**-27.2
