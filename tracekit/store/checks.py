@@ -262,15 +262,14 @@ def decoded_bytes(head: Head) -> npt.NDArray[np.float64]:
     )
     owner = np.repeat(np.arange(len(calls)), calls["tensor_count"])
     rows = _rows_of_calls(tables).astype(np.float64)
-    total: npt.NDArray[np.float64] = np.bincount(owner, width * rows[owner], minlength=len(calls))
+    total = np.bincount(owner, width * rows[owner], minlength=len(calls))
     logs = tables["logs"]
     itemsize = np.array([DTYPES[name.decode()].container.itemsize for name in logs["dtype"]], np.float64)
     row_bytes = itemsize * logs["heads"] * (logs["key_dim"].astype(np.float64) + logs["value_dim"])
     owner = np.repeat(np.arange(len(calls)), calls["kv_count"])
-    total += np.bincount(owner, row_bytes[kv["log"]] * kv["count"], minlength=len(calls))
+    total = total + np.bincount(owner, row_bytes[kv["log"]] * kv["count"], minlength=len(calls))
     arrays = tables["arrays"]
     selections = tables["selections"]
     owner = np.repeat(np.arange(len(calls)), calls["selection_count"])
     ids = (arrays["count"][selections["a"]] + arrays["count"][selections["b"]]).astype(np.float64)
-    total += np.bincount(owner, 8.0 * ids, minlength=len(calls))
-    return total
+    return np.asarray(total + np.bincount(owner, 8.0 * ids, minlength=len(calls)), np.float64)
