@@ -9,7 +9,9 @@ def test_a_trace_equals_itself(tracekit_cli, prefill):
     assert "first divergence" not in done.out
 
 
-def test_engine_kernel_against_tka1_diverges_first_in_the_output_of_layer_0(tracekit_cli, prefill, prefill_tka1):
+def test_engine_kernel_against_tka1_diverges_first_in_the_output_of_layer_0(
+    tracekit_cli, prefill, prefill_tka1
+):
     done = tracekit_cli("diff", prefill, prefill_tka1, "--json")
     told = json.loads(done.out)
     assert done.code == 1

@@ -6,7 +6,11 @@ import sys
 
 def modules_after(statement: str) -> set[str]:
     code = f"{statement}; import sys; print(' '.join(sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def test_import_brings_neither_torch_nor_numpy():

@@ -42,7 +42,15 @@ def test_a_probe_never_changes_the_exit_code(tracekit_cli, prefill):
 
 def test_a_provider_that_raises_is_a_verdict(tracekit_cli, prefill):
     done = tracekit_cli(
-        "replay", prefill, "--provider", "tests.cli.raising:Raising", "--claim", "rerun", "--layers", "0", "--json"
+        "replay",
+        prefill,
+        "--provider",
+        "tests.cli.raising:Raising",
+        "--claim",
+        "rerun",
+        "--layers",
+        "0",
+        "--json",
     )
     assert done.code == 3
     assert "Traceback" not in done.err

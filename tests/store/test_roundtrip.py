@@ -13,7 +13,7 @@ from tracekit.model import LaunchPlan, Recording
 from tracekit.store import open_trace, verify_trace, write_trace
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(calls(), min_size=1, max_size=4), st.sampled_from((1, 2)))
 def test_random_calls(tmp_path, written, threads):
     path = tmp_path / "random.h5"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.store.calls import KEYS, bits, decode_steps, prefill
 from tests.store.same import differences
-from tracekit.model import Bits, KVFamily, KVRows, Recording
+from tracekit.model import Bits, KVFamily, KVRows, Ranges, Recording, Selection
 from tracekit.store import open_trace, write_trace
 
 
@@ -81,13 +81,8 @@ def test_a_sliding_window_keeps_the_rows_it_shares(tmp_path):
     for first in (0, 5, 30, 10):
         part = slice(first, first + 10)
         rows = KVRows(keys.part(part), values.part(part), first)
-        empty = replace(template.selection.families[KVFamily.DENSE], lo=np.zeros(1), hi=np.zeros(1))
-        calls.append(
-            replace(
-                _with_kv(template, rows),
-                selection=replace(template.selection, families={KVFamily.DENSE: empty}),
-            )
-        )
+        nothing = Selection({KVFamily.DENSE: Ranges(np.zeros(1), np.zeros(1))})
+        calls.append(replace(template, kv={KEYS[0]: {KVFamily.DENSE: rows}}, selection=nothing))
     write_trace(tmp_path / "x.h5", Recording(), calls)
 
     with open_trace(tmp_path / "x.h5") as trace:
