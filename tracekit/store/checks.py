@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 from tracekit.model import Array
 from tracekit.store.head import Head
-from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_TEXT, NONE, USER_BLOCK
+from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_NUMBER, MAX_TEXT, NONE, USER_BLOCK
 from tracekit.store.rules import corrupt
 from tracekit.store.schema import DTYPES, FAMILIES, MODES, ORIGINS, WIDTHS, KVRole, Role, SelectionKind
 
-_END = np.uint64(1 << 63)
+_END = np.uint64(MAX_NUMBER)
 
 
 def check_tables(head: Head) -> None:
@@ -130,7 +130,8 @@ def _check_references(tables: dict[str, Array]) -> None:
     unlisted = (requests["tokens"] == NONE) != (requests["listed"] == 0)
     _refuse("E-28", unlisted, "requests", "token ids belong to listed requests, and only to them")
     large = (kv["first"] >= _END) | (kv["count"] >= _END) | (kv["generation"] >= _END)
-    _refuse("E-16", large, "kv", "a number is over 2^63")
+    _refuse("E-16", tables["calls"]["step"] >= _END, "calls", "the step is 2^62 or more")
+    _refuse("E-16", large, "kv", "a number is 2^62 or more")
 
 
 def _rows_of_calls(tables: dict[str, Array]) -> Array:
