@@ -1,5 +1,7 @@
 """What is written is read: every field, every bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,7 @@ from tests.store.calls import PROVENANCE, decode_steps, plan, prefill, recording
 from tests.store.same import differences, same_recording
 from tests.store.strategies import calls
 from tracekit.errors import InvalidCall, NothingSelected, Unsupported
-from tracekit.model import LaunchPlan, Recording
+from tracekit.model import Bits, DType, LaunchPlan, Recording
 from tracekit.store import open_trace, verify_trace, write_trace
 
 
@@ -76,10 +78,6 @@ def test_the_same_input_gives_the_same_file(tmp_path):
 
 def test_memory_of_a_call_may_be_reused(tmp_path):
     """An adapter may record out of one buffer; whole chunks are encoded in place."""
-    from dataclasses import replace
-
-    from tracekit.model import Bits, DType
-
     buffer = np.zeros((2048, 4, 64), np.uint16)
     template = prefill(0, (2048,), dims=(64, 64))
 
@@ -127,3 +125,18 @@ def test_a_request_is_listed_once(tmp_path):
     with pytest.raises(InvalidCall) as refused:
         write_trace(tmp_path / "x.h5", twice, [prefill()])
     assert refused.value.rule == "S-REQUEST-TWICE"
+
+
+def test_gradients_have_the_shapes_of_what_they_belong_to(tmp_path):
+    call = prefill(grads=True)
+    wrong = replace(call, grads=replace(call.grads, d_out=call.grads.d_out.part(slice(1))))
+    with pytest.raises(InvalidCall) as refused:
+        write_trace(tmp_path / "x.h5", recording(), [wrong])
+    assert refused.value.rule == "S-GRADS"
+
+
+@pytest.mark.parametrize("number", [{"layer": 2**32}, {"rank": -1}, {"step": 2**62}])
+def test_numbers_over_the_limits_are_refused(tmp_path, number):
+    with pytest.raises(Unsupported) as refused:
+        write_trace(tmp_path / "x.h5", recording(), [replace(prefill(), **number)])
+    assert refused.value.rule == "S-LIMIT"
