@@ -41,7 +41,9 @@ def grid(low: Number, high: Number) -> list[Number]:
     return [x for x in points if abs(x) > mp.mpf(10) ** -6]
 
 
-def minimax(points: Sequence[Number], target: Sequence[Number], weight: Sequence[Number], powers: range) -> list[Number]:
+def minimax(
+    points: Sequence[Number], target: Sequence[Number], weight: Sequence[Number], powers: range
+) -> list[Number]:
     """Return a with the smallest max |(sum a_k x^k - target) * weight| over the points (Remez).
 
     Args:

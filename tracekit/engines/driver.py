@@ -16,7 +16,7 @@ from tracekit.record.api import Writer, record
 
 
 @dataclass(frozen=True)
-class TraceSummary:
+class RunSummary:
     """What a run of the driver gave.
 
     Args:
@@ -50,7 +50,7 @@ def run_transformers(
     dtype: DType = DType.BFLOAT16,
     forced: Sequence[Sequence[int]] | None = None,
     write: Writer | None = None,
-) -> TraceSummary:
+) -> RunSummary:
     """Record a transformers model on some prompts.
 
     Args:
@@ -81,7 +81,7 @@ def run_transformers(
     with record(out, engine="transformers", model=model, layers=layers, steps=steps, write=write) as session:
         generated = greedy(model, encoded, max_new_tokens, forced)
     text = () if tokenizer is None else tuple(tokenizer.decode(tokens) for tokens in generated)
-    return TraceSummary(
+    return RunSummary(
         Path(out),
         session.current,
         session.recorded,
