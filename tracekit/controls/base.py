@@ -102,6 +102,11 @@ def keep(call: AttentionCall, chosen: Keep) -> AttentionCall:
     return replace(call, selection=Selection(families), launch=None)
 
 
+def without_oldest(call: AttentionCall) -> AttentionCall:
+    """Return the call with the first key of each row and family dropped."""
+    return keep(call, lambda ids, _row, _family: ids[1:])
+
+
 def _ranges(rows: list[Array]) -> Ranges:
     """Runs of ids as ranges, for kernels that take no lists."""
     lo = np.array([ids[0] if ids.size else 0 for ids in rows], np.int64)

@@ -20,7 +20,9 @@ class ChunkOnly(Twin):
 
     def answer(self, call: AttentionCall, execution: Execution) -> Tensors:
         """Answer one call, wrongly for a request that starts later than it did at first."""
-        starts = [int(call.rows.positions[call.rows.request == i].min()) for i in range(len(call.rows.requests))]
+        starts = [
+            int(call.rows.positions[call.rows.request == i].min()) for i in range(len(call.rows.requests))
+        ]
         first = [self.starts.setdefault(*pair) for pair in zip(call.rows.requests, starts, strict=True)]
         if starts != first:
             of = [starts[i] if starts[i] > first[i] else 0 for i in call.rows.request]

@@ -18,5 +18,5 @@ class LengthOffByOne(Twin):
         """Answer one call, wrongly when it is a decode of one token."""
         end = max(rows.end * family.ratio for family, rows in call.kv[call.rows.requests[0]].items())
         if call.num_rows == 1 and end <= int(call.rows.positions[0]) + 1:
-            call = keep(call, lambda ids, row, family: ids[:-1])
+            call = keep(call, lambda ids, _row, _family: ids[:-1])
         return self.right(call, execution)

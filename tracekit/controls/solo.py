@@ -3,7 +3,7 @@
 After vLLM #51902 (a row's tiles change with its company) and RL-Kernel #319 (bits that depend on the batch).
 """
 
-from tracekit.controls.base import Twin, keep
+from tracekit.controls.base import Twin, without_oldest
 from tracekit.model import AttentionCall
 from tracekit.providers.base import Execution, Tensors
 
@@ -17,5 +17,5 @@ class SmallBatchKernel(Twin):
     def answer(self, call: AttentionCall, execution: Execution) -> Tensors:
         """Answer one call, wrongly when it has one row."""
         if call.num_rows == 1:
-            call = keep(call, lambda ids, row, family: ids[1:])
+            call = without_oldest(call)
         return self.right(call, execution)

@@ -3,7 +3,7 @@
 After FlashInfer #4430 and #4647 (a plan made for another batch or bound decides the split).
 """
 
-from tracekit.controls.base import Twin, keep
+from tracekit.controls.base import Twin, without_oldest
 from tracekit.model import AttentionCall
 from tracekit.providers.base import Execution, Provider, Tensors
 
@@ -22,5 +22,5 @@ class PlanOfFirstBatch(Twin):
         """Answer one call, wrongly when it has another size than the first."""
         self.planned = self.planned or call.num_rows
         if call.num_rows != self.planned:
-            call = keep(call, lambda ids, row, family: ids[1:])
+            call = without_oldest(call)
         return self.right(call, execution)

@@ -22,5 +22,5 @@ class PlannedThreads(Twin):
         """Answer one call, each thread summing one range of the keys."""
         self.planned = execution.threads if self.planned < 0 else self.planned
         if (threads := execution.threads) not in (self.planned, 1):
-            call = keep(call, lambda ids, row, family: ids[: ids.size - -(-ids.size // threads)])
+            call = keep(call, lambda ids, _row, _family: ids[: ids.size - -(-ids.size // threads)])
         return self.right(call, execution)

@@ -12,7 +12,7 @@ import torch
 from tracekit.engines.models import encode, load_model, on_device
 from tracekit.errors import UsageError
 from tracekit.model import DType
-from tracekit.record.api import Writer, record
+from tracekit.recorder.api import Writer, record
 
 
 @dataclass(frozen=True)

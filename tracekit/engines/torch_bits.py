@@ -5,7 +5,7 @@ import torch
 
 from tracekit.model import Array, Bits
 from tracekit.providers.torch_tensors import from_torch
-from tracekit.record.observation import Borrowed
+from tracekit.recorder.observation import Borrowed
 
 
 def borrow(tensor: torch.Tensor, name: str) -> Borrowed:

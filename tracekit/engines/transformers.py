@@ -34,7 +34,7 @@ from tracekit.engines.transformers_step import (
     read_forward,
 )
 from tracekit.errors import TracekitError, Unsupported
-from tracekit.record.session import Session
+from tracekit.recorder.session import Session
 
 LATER = {
     "deepseek_v32": "its sparse indexer",

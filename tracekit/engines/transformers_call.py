@@ -28,7 +28,7 @@ from tracekit.model import (
 )
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.transformers_identity import engine_name, executed
-from tracekit.record.observation import Borrowed, Observation, SeenKV
+from tracekit.recorder.observation import Borrowed, Observation, SeenKV
 
 _TENSORS = {"s_aux", "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"}
 """Tensor arguments that are understood, or that the recorded kernels do not read."""

@@ -13,8 +13,8 @@ from tracekit.canonical.padded import PaddedBatch
 from tracekit.errors import Unsupported
 from tracekit.model import Array
 from tracekit.model.rows import UNKNOWN_TOKEN
-from tracekit.record.observation import Handle
-from tracekit.record.session import Session
+from tracekit.recorder.observation import Handle
+from tracekit.recorder.session import Session
 
 CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 """Cache layers whose rows tracekit can place: row 0 of `[B, H, T, D]` is slot `past + S - T`."""

@@ -26,7 +26,8 @@ class ExecutedIdentity:
     def differences(self, other: "ExecutedIdentity") -> list[str]:
         """Return one phrase a field that differs, `torch 2.13.0 recorded, 2.14.0 here`."""
         pairs = [
-            (name, getattr(self, name), getattr(other, name)) for name in ("kernel", "device", "arch", "isa")
+            (name, getattr(self, name) or "any", getattr(other, name) or "any")
+            for name in ("kernel", "device", "arch", "isa")
         ]
         for package in sorted({*self.libraries, *other.libraries}):
             pairs.append((package, self.libraries.get(package, "none"), other.libraries.get(package, "none")))

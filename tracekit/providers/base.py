@@ -21,6 +21,7 @@ class Capabilities:
         max_head_dim: largest D and Dv.
         score_dtype: dtype that holds the scores, by dtype of Q; FP32 where absent.
         probability_dtype: dtype of P when it meets V, by dtype of Q; FP32 where absent.
+        launch_plan: whether it runs a recorded call only by the launch plan of the engine.
     """
 
     dtypes: frozenset[DType]
@@ -32,6 +33,7 @@ class Capabilities:
     max_head_dim: int = 576
     score_dtype: dict[DType, DType] = field(default_factory=dict)
     probability_dtype: dict[DType, DType] = field(default_factory=dict)
+    launch_plan: bool = False
 
 
 @dataclass(frozen=True)

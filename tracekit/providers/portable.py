@@ -80,9 +80,7 @@ def inputs(call: AttentionCall) -> tka1.Inputs:
     return tka1.Inputs(
         q=call.q.data,
         request=call.rows.request,
-        families=tuple(
-            _family(call, family) for family in sorted(call.selection.families, key=_ORDER.index)
-        ),
+        families=tuple(_family(call, family) for family in sorted(call.selection.families, key=_ORDER.index)),
         sink=None if call.sink is None else call.sink.data,
         scale_bits=call.conventions.scale_bits,
     )

@@ -1,8 +1,9 @@
-"""`torch-flash-cpu`: torch's flash attention for the CPU, `aten::_scaled_dot_product_flash_attention_for_cpu`.
+"""`torch-flash-cpu`: torch's flash attention for the CPU.
 
-One launch is one batch `[B, H, S, D]`: a request an entry, its rows in executed order, shorter requests
-padded. Visibility is always given as a mask, never as `is_causal`: the flag takes another way through the
-kernel, and a claim must vary only what it names. So rows in another order, or alone, run the same code.
+The operator is `aten::_scaled_dot_product_flash_attention_for_cpu`. One launch is one batch `[B, H, S, D]`: a
+request an entry, its rows in executed order, shorter requests padded. Visibility is always given as a mask,
+never as `is_causal`: the flag takes another way through the kernel, and a claim must vary only what it
+names. So rows in another order, or alone, run the same code.
 """
 
 import platform

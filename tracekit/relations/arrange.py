@@ -77,9 +77,7 @@ def _joined(left: Selection, right: Selection) -> Selection:
     for family, one in left.families.items():
         other = right.families[family]
         if isinstance(one, Ranges) and isinstance(other, Ranges):
-            families[family] = Ranges(
-                np.concatenate([one.lo, other.lo]), np.concatenate([one.hi, other.hi])
-            )
+            families[family] = Ranges(np.concatenate([one.lo, other.lo]), np.concatenate([one.hi, other.hi]))
         else:
             rows = [part.row(t) for part in (one, other) for t in range(part.rows)]
             families[family] = Lists.of(rows)

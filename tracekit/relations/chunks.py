@@ -18,7 +18,9 @@ class Chunks:
     """Where a prefill is cut is not part of the answer."""
 
     id: ClassVar[str] = "chunks"
-    promise: ClassVar[str] = "a prefill gives the same bits in chunks, each over the KV that exists at its end"
+    promise: ClassVar[str] = (
+        "a prefill gives the same bits in chunks, each over the KV that exists at its end"
+    )
     expects: ClassVar[Expectation] = Expectation.BASELINE
 
     def applies(self, call: AttentionCall) -> str | None:

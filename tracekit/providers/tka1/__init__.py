@@ -50,7 +50,9 @@ def serving(form: Form = "auto", isa: str | None = None) -> Served:
     return _pick(form, isa)[0]
 
 
-def attention(inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None) -> Outputs:
+def attention(
+    inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None
+) -> Outputs:
     """Compute O `[T, H, Dv]` and both LSE `[T, H]` of a launch (docs/tka1.md, S1 to S13).
 
     Args:
@@ -66,7 +68,9 @@ def attention(inputs: Inputs, *, form: Form = "auto", threads: int | None = None
     return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
 
 
-def partials(inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None) -> Partials:
+def partials(
+    inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None
+) -> Partials:
     """Compute the rows before S10 (sink and division); arguments and errors as `attention`."""
     return _pick(form, isa)[2](inputs, settings().threads if threads is None else threads)
 

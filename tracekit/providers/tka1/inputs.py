@@ -87,14 +87,22 @@ class Inputs:
         _array("request", self.request, np.int32, 1, rows)
         if self.sink is not None:
             _array("sink", self.sink, np.uint32, 1, heads)
-        _require(0 <= self.scale_bits < 2**32, "S2-SCALE", f"the scale has the bits {self.scale_bits:#x}; binary32 has 32.")
         _require(
-            len(self.families) in (1, 2), "S3-FAMILIES", f"a launch has one or two families, not {len(self.families)}."
+            0 <= self.scale_bits < 2**32,
+            "S2-SCALE",
+            f"the scale has the bits {self.scale_bits:#x}; binary32 has 32.",
+        )
+        _require(
+            len(self.families) in (1, 2),
+            "S3-FAMILIES",
+            f"a launch has one or two families, not {len(self.families)}.",
         )
         requests = len(self.families[0].keys)
         inside = (self.request >= 0) & (self.request < requests)
         _require(
-            bool(inside.all()), "S2-REQUEST", f"a query row names request {self.request[~inside][:1]} of {requests}."
+            bool(inside.all()),
+            "S2-REQUEST",
+            f"a query row names request {self.request[~inside][:1]} of {requests}.",
         )
         families = tuple(_family(i, f, self) for i, f in enumerate(self.families))
         for name, value in (
@@ -165,10 +173,16 @@ def _family(number: int, family: FamilyInput, inputs: Inputs) -> FamilyInput:
     """Check one family against the launch and bring its selection into the canonical form."""
     count, head = len(inputs.families[0].keys), inputs.q.shape[2]
     lengths = (len(family.keys), len(family.values), len(family.first))
-    _require(lengths == (count, count, count), "S2-REQUEST", f"family {number} holds {lengths} requests, not {count}.")
+    _require(
+        lengths == (count, count, count),
+        "S2-REQUEST",
+        f"family {number} holds {lengths} requests, not {count}.",
+    )
     heads, width = inputs.kv_heads, inputs.value_dim
     _require(
-        heads > 0 and inputs.q.shape[1] % heads == 0, "S2-HEADS", f"{inputs.q.shape[1]} heads do not divide by {heads}."
+        heads > 0 and inputs.q.shape[1] % heads == 0,
+        "S2-HEADS",
+        f"{inputs.q.shape[1]} heads do not divide by {heads}.",
     )
     _require(head > 0 and width > 0, "S2-SHAPE", f"D is {head} and Dv is {width}; both must be positive.")
     keys, values = [], []
@@ -188,7 +202,9 @@ def _family(number: int, family: FamilyInput, inputs: Inputs) -> FamilyInput:
     if isinstance(family.selection, Ranges):
         for name, array in (("lo", family.selection.lo), ("hi", family.selection.hi)):
             _array(f"{name} of family {number}", array, np.int64, 1, len(inputs.q))
-        selection = Ranges(*checked_ranges(family.selection.lo, family.selection.hi, first_row, end_row, number))
+        selection = Ranges(
+            *checked_ranges(family.selection.lo, family.selection.hi, first_row, end_row, number)
+        )
     else:
         _array(f"ids of family {number}", family.selection.ids, np.int64, 1)
         _array(f"offsets of family {number}", family.selection.offsets, np.int64, 1, len(inputs.q) + 1)
@@ -205,5 +221,7 @@ def _require(true: bool, rule: str, message: str, **fields: Any) -> None:
 
 def _array(name: str, array: npt.NDArray[Any], dtype: type, ndim: int, *shape: int | None) -> None:
     _require(array.dtype == dtype, "S2-DTYPE", f"{name} is {array.dtype}, not {np.dtype(dtype)}.")
-    fits = array.ndim == ndim and all(want in (None, got) for want, got in zip(shape, array.shape, strict=False))
+    fits = array.ndim == ndim and all(
+        want in (None, got) for want, got in zip(shape, array.shape, strict=False)
+    )
     _require(fits, "S2-SHAPE", f"{name} has the shape {array.shape}, wanted {shape or ndim}.")

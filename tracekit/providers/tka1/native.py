@@ -5,6 +5,7 @@ folders, and both are in `tracekit.__path__`; so every entry is searched.
 """
 
 import ctypes
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import tracekit
 from tracekit.errors import ProviderFailed, Unavailable
 from tracekit.providers.tka1 import selftest
 from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials
@@ -106,7 +106,10 @@ class Library:
 
 def _family(family: FamilyInput, keep: list[Any]) -> _Family:
     requests = (_Rows * max(1, len(family.keys)))(
-        *((_address(k), _address(v), r) for k, v, r in zip(family.keys, family.values, family.first, strict=True))
+        *(
+            (_address(k), _address(v), r)
+            for k, v, r in zip(family.keys, family.values, family.first, strict=True)
+        )
     )
     keep.append(requests)
     where = ctypes.addressof(requests)
@@ -124,7 +127,8 @@ def _address(array: npt.NDArray[Any] | None) -> int | None:
 
 def find(isa: str) -> Path | None:
     """Return the file of a build, or None where it was not built."""
-    for entry in tracekit.__path__:
+    # not `import tracekit`: a provider does not import the package's public face
+    for entry in sys.modules[__name__.partition(".")[0]].__path__:
         path = Path(entry) / "_native" / f"libtka1_{isa}.so"
         if path.is_file():
             return path

@@ -122,7 +122,9 @@ def _leaves(inputs: Inputs, family: FamilyInput, rows: I64) -> Nodes:
     slot = np.arange(lengths[0])
     exists = slot < lengths[:, None]
     request = int(inputs.request[rows[0]])
-    place = ids[np.where(exists, starts[:, None] + slot, starts[:, None])] - family.first[request]  # [n, keys]
+    place = (
+        ids[np.where(exists, starts[:, None] + slot, starts[:, None])] - family.first[request]
+    )  # [n, keys]
     kv_heads = inputs.kv_heads
     q = ar.widen(inputs.q[row[starts]]).reshape(len(starts), kv_heads, -1, 1, inputs.q.shape[2])
     x = _scores(q, family.keys[request], place) * ar.constant(inputs.scale_bits)  # [n, Hkv, group, keys]

@@ -21,9 +21,9 @@ from tracekit.model import (
     Selection,
     scale_to_bits,
 )
-from tracekit.record.observation import Borrowed, Handle, Observation, SeenKV
-from tracekit.record.session import Session
-from tracekit.record.tensors import as_bits
+from tracekit.recorder.observation import Borrowed, Handle, Observation, SeenKV
+from tracekit.recorder.session import Session
+from tracekit.recorder.tensors import as_bits
 
 
 class ManualSession(Session):

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tracekit.errors import InvalidCall
 from tracekit.model import Array, Mode, Request, RequestKey
-from tracekit.record.observation import Handle
+from tracekit.recorder.observation import Handle
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from tracekit.errors import UsageError
 from tracekit.model import AttentionCall, Bits, Recording
-from tracekit.record.derive import derive_lse
-from tracekit.record.filters import parse_filters
-from tracekit.record.manual import ManualSession
-from tracekit.record.session import Session
+from tracekit.recorder.derive import derive_lse
+from tracekit.recorder.filters import parse_filters
+from tracekit.recorder.manual import ManualSession
+from tracekit.recorder.session import Session
 
 
 class CaptureIncomplete(UserWarning):
@@ -52,7 +52,8 @@ def record(
 
     Args:
         path: the trace.
-        engine: name of an engine adapter; None records only what `session.attention` is given.
+        engine: name of an engine adapter; None is `transformers` where a `model` is given, and otherwise
+            records only what `session.attention` is given.
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
         derive: gives the LSE of calls whose kernel gave none.
@@ -66,6 +67,8 @@ def record(
     Warns:
         CaptureIncomplete: calls are missing that no filter left out; `session.problems` lists why.
     """
+    if engine is None and "model" in options:
+        engine = "transformers"
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracekit.model import Array, Bits, DType, KVRows
-from tracekit.record.observation import SeenKV
+from tracekit.recorder.observation import SeenKV
 
 _START = 64
 

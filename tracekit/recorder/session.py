@@ -25,12 +25,12 @@ from tracekit.model import (
     Rows,
     StepRecord,
 )
-from tracekit.record.derive import derive_lse
-from tracekit.record.filters import Filters
-from tracekit.record.kv_log import Extent, KVLog
-from tracekit.record.ledger import OpenStep
-from tracekit.record.observation import Handle, Observation
-from tracekit.record.requests import RequestTable
+from tracekit.recorder.derive import derive_lse
+from tracekit.recorder.filters import Filters
+from tracekit.recorder.kv_log import Extent, KVLog
+from tracekit.recorder.ledger import OpenStep
+from tracekit.recorder.observation import Handle, Observation
+from tracekit.recorder.requests import RequestTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,44 @@
+"""Every relation has variants that change no number, and a twin that it refutes."""
+
+from tracekit.relations import relation
+from tracekit.testing import RelationSuite
+
+
+class TestRecorded(RelationSuite):
+    relation = relation("recorded")
+
+
+class TestRerun(RelationSuite):
+    relation = relation("rerun")
+
+
+class TestThreads(RelationSuite):
+    relation = relation("threads")
+
+
+class TestRequests(RelationSuite):
+    relation = relation("requests")
+
+
+class TestRows(RelationSuite):
+    relation = relation("rows")
+
+
+class TestSolo(RelationSuite):
+    relation = relation("solo")
+
+
+class TestSubbatch(RelationSuite):
+    relation = relation("subbatch")
+
+
+class TestChunks(RelationSuite):
+    relation = relation("chunks")
+
+
+class TestDecode(RelationSuite):
+    relation = relation("decode")
+
+
+class TestControl(RelationSuite):
+    relation = relation("control")

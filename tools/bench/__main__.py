@@ -1,0 +1,42 @@
+"""`python -m tools.bench NAME`: our time against a peer's, same work, in one process.
+
+Prints name, ours, peer, ratio (peer / ours), gate and ok. With `--gate` a missed gate ends with exit code 1.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.bench import kernels
+from tools.bench.timing import Row
+
+BENCHES: dict[str, Callable[[int], list[Row]]] = {"kernels": kernels.rows}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
+    parser.add_argument("name", choices=BENCHES)
+    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each function (default: 9)")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--gate", action="store_true", help="exit with 1 when a gate is missed")
+    options = parser.parse_args()
+
+    rows = BENCHES[options.name](options.rounds)
+    print(f"{'name':28} {'ours ms':>9} {'peer ms':>9} {'ratio':>6} {'gate':>5}  ok   peer")
+    for row in rows:
+        print(
+            f"{row.name:28} {row.ours * 1e3:9.2f} {row.peer * 1e3:9.2f} {row.ratio:6.2f} {row.gate:5.1f}  "
+            f"{'yes' if row.ok else 'no':3}  {row.peer_name}"
+        )
+    missed = [row.name for row in rows if not row.ok]
+    if missed and not options.gate:
+        print(f"{len(missed)} of {len(rows)} below the gate; --gate makes that an error.")
+    if options.json:
+        options.json.write_text(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
+    return 1 if missed and options.gate else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

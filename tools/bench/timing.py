@@ -1,0 +1,56 @@
+"""Interleaved medians: every function takes its turn in every round, so that a slow minute hits all of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SETTLE = 0.005
+"""Seconds between two functions: worker threads of the one before may spin that long and hold a core."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison; times are medians in seconds."""
+
+    name: str
+    ours: float
+    peer: float
+    peer_name: str
+    gate: float
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.ours
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio >= self.gate
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio, "ok": self.ok}
+
+
+def compare(
+    name: str, ours: Callable[[], object], peers: Mapping[str, Callable[[], object]], gate: float, rounds: int
+) -> Row:
+    """Time ours against the best of some peers."""
+    medians = interleaved({"": ours, **peers}, rounds)
+    best = min(peers, key=lambda peer: medians[peer])
+    return Row(name, medians[""], medians[best], best, gate)
+
+
+def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each function; one untimed call comes before each timed one."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            settled = time.perf_counter() + SETTLE
+            while time.perf_counter() < settled:  # busy, so that the core stays awake
+                pass
+            function()
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken) for name, taken in times.items()}

@@ -1,0 +1,144 @@
+"""`tracekit inspect TRACE`: what a trace holds, without decoding its tensors."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.cli.options import json_option, size_words
+from tracekit.report.terminal import console
+from tracekit.store import Trace, open_trace
+
+
+@click.command("inspect")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--calls", "show_calls", is_flag=True, help="List every call.")
+@json_option
+def command(trace: Path, show_calls: bool, as_json: bool) -> int:
+    """Show model, requests, calls, capture ledger and digests of TRACE."""
+    with open_trace(trace) as opened:
+        if as_json:
+            click.echo(json.dumps(facts(opened), indent=2))
+        else:
+            console().print(describe(opened, show_calls))
+    return 0
+
+
+def facts(trace: Trace) -> dict[str, Any]:
+    """Return everything that `--json` prints."""
+    recording = trace.recording
+    return {
+        "path": str(trace.path),
+        "bytes": trace.path.stat().st_size,
+        "content_digest": trace.content_digest,
+        "file_digest": trace.file_digest,
+        "model": {
+            name: getattr(recording.identity, name) for name in recording.identity.__dataclass_fields__
+        },
+        "notes": dict(recording.notes),
+        "requests": [
+            {
+                "key": str(request.key),
+                "alias": request.alias,
+                "tokens": int(request.token_ids.size),
+                "prompt": request.prompt_length,
+            }
+            for request in recording.requests
+        ],
+        "calls": [
+            {
+                "index": head.index,
+                "layer": head.layer,
+                "step": head.step,
+                "mode": head.mode.value,
+                "rows": head.num_rows,
+                "heads": head.num_heads,
+                "kv_heads": head.num_kv_heads,
+                "head_dim": head.head_dim,
+                "dtype": head.dtype.value,
+                "kernel": head.kernel,
+                "sink": head.has_sink,
+                "out": head.out.value if head.out else None,
+                "lse": head.lse.value if head.lse else None,
+                "launch_plan": head.has_launch_plan,
+            }
+            for head in trace.heads
+        ],
+        "ledger": [
+            {name: getattr(record, name) for name in record.__dataclass_fields__}
+            for record in recording.ledger
+        ],
+    }
+
+
+def describe(trace: Trace, show_calls: bool) -> Group:
+    """Return the text for a terminal."""
+    told = facts(trace)
+    lines = [
+        Text(f"{trace.path.name} · {size_words(told['bytes'])}", style="bold"),
+        Text(f"model     {told['model']['model'] or 'unknown'} ({told['model']['architecture'] or '?'})"),
+        Text(f"content   {trace.content_digest}"),
+    ]
+    for request in told["requests"]:
+        alias = f" ({request['alias']})" if request["alias"] else ""
+        lines.append(
+            Text(
+                f"request   {request['key']}{alias}: {request['prompt']} prompt tokens of {request['tokens']}"
+            )
+        )
+    return Group(
+        *lines, _calls(told["calls"]) if show_calls else _shapes(told["calls"]), _ledger(told["ledger"])
+    )
+
+
+def _shapes(calls: list[dict[str, Any]]) -> Table:
+    """One line a kind of call: how many, in which layers and steps."""
+    kinds = Counter(
+        (
+            c["kernel"],
+            c["mode"],
+            c["heads"],
+            c["kv_heads"],
+            c["head_dim"],
+            c["dtype"],
+            c["sink"],
+            c["out"],
+            c["lse"],
+        )
+        for c in calls
+    )
+    table = Table(
+        "kernel", "mode", "calls", "heads", "D", "dtype", "sink", "O", "LSE", box=None, pad_edge=False
+    )
+    for (kernel, mode, heads, kv_heads, dim, dtype, sink, out, lse), count in kinds.items():
+        table.add_row(
+            kernel, mode, f"{count:,}", f"{heads}/{kv_heads}", str(dim), dtype, "yes" if sink else "no",
+            out or "none", lse or "none",
+        )  # fmt: skip
+    return table
+
+
+def _calls(calls: list[dict[str, Any]]) -> Table:
+    table = Table("call", "layer", "step", "mode", "rows", "kernel", "O", "LSE", box=None, pad_edge=False)
+    for call in calls:
+        table.add_row(
+            *(str(call[name]) for name in ("index", "layer", "step", "mode", "rows", "kernel", "out", "lse"))
+        )
+    return table
+
+
+def _ledger(ledger: list[dict[str, Any]]) -> Text:
+    expected, fired, recorded, filtered = (
+        sum(record[name] for record in ledger) for name in ("expected", "fired", "recorded", "filtered")
+    )
+    cuts = [f"step {record['step']}: {record['cut']}" for record in ledger if record["cut"]]
+    text = (
+        f"ledger    {len(ledger)} steps: {expected} hooks expected, {fired} fired, "
+        f"{recorded} recorded, {filtered} filtered"
+    )
+    return Text("\n".join([text, *(f"          cut at {cut}" for cut in cuts)]))

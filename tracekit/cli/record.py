@@ -1,0 +1,102 @@
+"""`tracekit record`: run a model on a prompt and keep what its attention read and answered."""
+
+import json
+from pathlib import Path
+
+import click
+
+from tracekit.cli.options import existing_parent, json_option, parse_numbers, size_words
+from tracekit.cli.progress import progress
+from tracekit.errors import UsageError
+
+IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
+
+
+@click.command("record")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The trace to write.")
+@click.option("--engine", type=click.Choice(["transformers"]), default="transformers", show_default=True)
+@click.option(
+    "--model",
+    required=True,
+    metavar="DIR_OR_ID",
+    help="A folder with a model, its hub id, or one of smollm2, tiny-qwen3, tiny-gpt-oss.",
+)
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; several make a batch.")
+@click.option("--prompt-ids", "prompt_ids", multiple=True, metavar="N,N,...", help="A prompt as token ids.")
+@click.option("--max-new-tokens", type=click.IntRange(min=0), default=8, show_default=True)
+@click.option(
+    "--attn",
+    type=click.Choice(IMPLEMENTATIONS),
+    default="sdpa",
+    show_default=True,
+    help="The attention the model runs on; `tracekit` is TKA-1.",
+)
+@click.option("--layers", metavar="N,A-B", help="Only these layers.")
+@click.option("--force", is_flag=True, help="Write over an existing trace.")
+@json_option
+def command(
+    output: Path,
+    engine: str,
+    model: str,
+    prompts: tuple[str, ...],
+    prompt_ids: tuple[str, ...],
+    max_new_tokens: int,
+    attn: str,
+    layers: str | None,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Record MODEL on one or several prompts: the prefill and greedy decode steps.
+
+    Recording your own loop is `with tracekit.record("run.h5", model=model): ...` in Python.
+    """
+    if bool(prompts) == bool(prompt_ids):
+        raise UsageError(
+            "give the prompts either as --prompt TEXT or as --prompt-ids N,N,...; at least one.",
+            rule="U-PROMPT",
+        )
+    existing_parent(output)
+    if output.exists() and not force:
+        raise UsageError(
+            f"{output} exists; choose another name or write over it with --force.",
+            rule="U-EXISTS",
+            path=str(output),
+        )
+    from tracekit.engines.driver import run_transformers
+
+    with progress("record") as advance:
+        summary = run_transformers(
+            model=model,
+            prompts=list(prompts) or [_parse_ids(text) for text in prompt_ids],
+            max_new_tokens=max_new_tokens,
+            attn_implementation=attn,
+            layers=parse_numbers(layers, "--layers"),
+            out=output,
+            progress=advance,
+        )
+    size = output.stat().st_size
+    if as_json:
+        facts = {
+            "path": str(output),
+            "engine": engine,
+            "calls": summary.calls,
+            "bytes": size,
+            "content_digest": summary.content_digest,
+        }
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        click.echo(f"{output}: {summary.calls:,} calls, {size_words(size)}")
+        click.echo(f"next: tracekit replay {output}")
+    return 0
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        ids = []
+    if not ids or min(ids) < 0:
+        raise UsageError(
+            f"--prompt-ids takes token ids such as 12,7,99, not {text!r}.", rule="U-PROMPT-IDS", value=text
+        )
+    return ids

@@ -1,1 +1,0 @@
-"""Replay: run claims on a trace with a provider in a child process."""

@@ -1,0 +1,169 @@
+"""What goes between the replay and the child process in which a kernel runs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import ProviderFailed
+from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, RequestKey, Rows
+from tracekit.providers.base import Answer, Capabilities, Launch, Provider
+from tracekit.providers.registry import create
+from tracekit.relations.base import Relation
+from tracekit.verdict import ClaimId
+
+
+@dataclass(frozen=True)
+class Named:
+    """A provider by name."""
+
+    spec: str
+
+    def make(self) -> Provider:
+        """Make it, in the child."""
+        return create(self.spec)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The broken twin of a relation."""
+
+    relation: Relation
+
+    def make(self) -> Provider:
+        """Make it, in the child."""
+        return self.relation.broken()
+
+
+Source = Named | Broken
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a provider says of itself."""
+
+    id: str
+    capabilities: Capabilities
+    advertised: frozenset[ClaimId]
+    identity: ExecutedIdentity
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """The answers to the calls of one launch, one after the other, each row with its identity.
+
+    Args:
+        requests: the requests of the rows.
+        request: int32 `[n]`, index into `requests`.
+        positions: int64 `[n]`.
+        out: `[n, H, Dv]`.
+        lse: FP32 `[n, H]`, or None where the kernel gives none.
+        executed: what ran.
+    """
+
+    requests: tuple[RequestKey, ...]
+    request: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    out: Bits
+    lse: Bits | None
+    executed: ExecutedIdentity
+
+    def aligned(self, rows: Rows) -> tuple[Array, Array]:
+        """Return int64 `[m]` places among the answers, and int64 `[m]` the row of `rows` at each.
+
+        Companions, which are rows of other requests, are left out. Ascending by row of the trace.
+        """
+        number = {key: index for index, key in enumerate(rows.requests)}
+        mine = np.array([number.get(key, -1) for key in self.requests], np.int64)[self.request]
+        wide = np.int64(1 + max(int(rows.positions.max()), int(self.positions.max())))
+        known = rows.request * wide + rows.positions
+        order = np.argsort(known)
+        wanted = mine * wide + self.positions
+        found = order[np.minimum(np.searchsorted(known, wanted, sorter=order), order.size - 1)]
+        places = np.flatnonzero((mine >= 0) & (known[found] == wanted))
+        places = places[np.argsort(found[places], kind="stable")]
+        return places, found[places]
+
+
+def gather(launch: Launch, answer: Answer) -> Answered:
+    """Check an answer against its launch and put it in one piece.
+
+    Raises:
+        ProviderFailed: `P-ANSWER`, an answer is missing or has another shape or dtype than its call.
+    """
+    if len(answer.tensors) != len(launch.calls):
+        raise _wrong(f"{len(answer.tensors)} answers to {len(launch.calls)} calls")
+    for call, tensors in zip(launch.calls, answer.tensors, strict=True):
+        out = (call.num_rows, call.num_heads, call.value_dim)
+        if tensors.out.shape != out or tensors.out.dtype is not call.dtype:
+            raise _wrong(f"O {tensors.out} where {call.dtype} {list(out)} was asked for")
+        if tensors.lse is not None and (
+            tensors.lse.shape != out[:2] or tensors.lse.dtype is not DType.FLOAT32
+        ):
+            raise _wrong(f"an LSE {tensors.lse} where float32 {list(out[:2])} was asked for")
+    requests: dict[RequestKey, int] = {}
+    request = []
+    for call in launch.calls:
+        numbers = [requests.setdefault(key, len(requests)) for key in call.rows.requests]
+        request.append(np.array(numbers, np.int32)[call.rows.request])
+    lse = [tensors.lse.data for tensors in answer.tensors if tensors.lse is not None]
+    return Answered(
+        tuple(requests),
+        np.concatenate(request),
+        np.concatenate([call.rows.positions for call in launch.calls]),
+        Bits(np.concatenate([tensors.out.data for tensors in answer.tensors]), launch.calls[0].dtype),
+        Bits(np.concatenate(lse), DType.FLOAT32) if len(lse) == len(launch.calls) else None,
+        answer.executed,
+    )
+
+
+def _wrong(what: str) -> ProviderFailed:
+    return ProviderFailed(
+        f"the kernel gave {what}; a provider answers every row of every call.", rule="P-ANSWER"
+    )
+
+
+# Requests of the parent; the reply is `Reply`, or a `TracekitError`.
+
+
+@dataclass(frozen=True)
+class Open:
+    """Make a provider, a new one; reply `Description`."""
+
+    source: Source
+
+
+@dataclass(frozen=True, eq=False)
+class Take:
+    """Take a call to work on; reply None."""
+
+    call: AttentionCall
+
+
+@dataclass(frozen=True)
+class Refuses:
+    """Ask why the provider refuses the call; reply a clause or None."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Run the call as it stands; reply `Answered`."""
+
+    threads: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Begin with the variants of the call; reply None."""
+
+    relation: Relation
+    seed: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Next:
+    """Run the next variant; reply its name and `Answered`, or None after the last."""
+
+
+Message = Open | Take | Refuses | Baseline | Begin | Next

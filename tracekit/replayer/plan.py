@@ -1,0 +1,79 @@
+"""Which claims are tried on which kernel: judged where named or promised, else probed or left out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracekit.errors import UsageError
+from tracekit.providers import registry
+from tracekit.relations.base import Relation
+from tracekit.relations.registry import claims as known_claims
+from tracekit.relations.registry import relation
+from tracekit.replayer.trace import TraceLike
+from tracekit.verdict import ClaimId
+
+TRACE = "trace"
+PORTABLE = "tka1"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One kernel of a replay.
+
+    Args:
+        provider: its name.
+        asked: whether the user named it; else it is left out where it does not fit.
+        recorded: whether it stands for the kernel of the trace, and runs only where that is what would run.
+    """
+
+    provider: str
+    asked: bool
+    recorded: bool = False
+
+
+def providers_of(trace: TraceLike, first: int, asked: Sequence[str] | None) -> list[Planned]:
+    """Return the kernels to run on a trace: those asked for, else `trace`, `tka1` and the recorded one.
+
+    Args:
+        trace: the trace.
+        first: the call whose kernel stands for the trace.
+        asked: what the user named, or None.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    if asked is not None:
+        for spec in asked:
+            registry.check(spec)
+        return [Planned(spec, asked=True) for spec in dict.fromkeys(asked)]
+    planned = [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
+    kernel = trace.call(first).provenance.executed.kernel
+    provider = registry.for_kernel(kernel)
+    if provider != PORTABLE:
+        planned.append(Planned(provider or kernel, asked=False, recorded=True))
+    return planned
+
+
+def judged_and_probed(
+    advertised: frozenset[ClaimId], named: Sequence[ClaimId] | None, probe: bool
+) -> list[tuple[Relation, bool]]:
+    """Return relations and whether each is only probed, in the order of reports."""
+    every = list(known_claims())
+    if named is not None:
+        return [(relation(claim), False) for claim in every if claim in named]
+    return [
+        (relation(claim), claim not in advertised)
+        for claim in every
+        if claim in advertised or (probe and claim != "recorded")
+    ]
+
+
+def check_claims(named: Sequence[ClaimId] | None) -> None:
+    """Refuse claims that do not exist.
+
+    Raises:
+        UsageError: `R-UNKNOWN`, or `R-NONE` for an empty list.
+    """
+    if named is not None and not named:
+        raise UsageError("no claim is named; leave the list out to judge what is promised.", rule="R-NONE")
+    for claim in named or ():
+        relation(claim)

@@ -1,0 +1,176 @@
+"""`replay`: traces × kernels × claims -> verdicts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+from tracekit.env import settings
+from tracekit.errors import TracekitError
+from tracekit.model import AttentionCall
+from tracekit.providers import registry
+from tracekit.providers.recorded_answer import RecordedAnswer
+from tracekit.relations.registry import relation
+from tracekit.replayer.messages import Broken, Named
+from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
+from tracekit.replayer.report import Report
+from tracekit.replayer.session import Session
+from tracekit.replayer.tally import Tally
+from tracekit.replayer.trace import TraceLike, incomplete, name_of, select
+from tracekit.replayer.worker import Worker
+from tracekit.verdict import ClaimId, Status, Verdict
+
+Progress = Callable[[int, int, str], None]
+"""Called with steps done, steps in all, and what is under way."""
+
+
+def replay(
+    traces: Sequence[TraceLike],
+    *,
+    providers: Sequence[str] | None = None,
+    claims: Sequence[ClaimId] | None = None,
+    probe: bool = False,
+    layers: Iterable[int] | None = None,
+    requests: Iterable[str] | None = None,
+    calls: Iterable[int] | None = None,
+    seed: int = 0,
+    threads: int = 0,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Prove, or refute, what kernels promise, on recorded calls.
+
+    Args:
+        traces: the traces.
+        providers: kernels by name; without them `trace`, `tka1`, and the recorded kernel where the same
+            one would run here.
+        claims: claims to judge; without them those that each kernel promises.
+        probe: also try the claims that a kernel does not promise; they are observed, not judged.
+        layers: only calls of these layers.
+        requests: only calls with rows of these requests (key, start of a key, or engine alias).
+        calls: only these calls.
+        seed: seed of the variants; the same seed gives the same ones.
+        threads: threads of a kernel, 0 for its default; the claim `threads` varies them.
+        timeout: seconds that a kernel may take for one launch; `TRACEKIT_TIMEOUT` where absent.
+        progress: called before each call.
+
+    Raises:
+        NothingSelected: the filters leave no call of a trace.
+        UsageError: a provider or a claim does not exist.
+        Unavailable: a provider that was named needs something that is not installed.
+        ProviderFailed: a provider that was named failed before it could run.
+    """
+    check_claims(claims)
+    for spec in providers or ():
+        registry.check(spec)
+    limit = settings().timeout if timeout is None else timeout
+    wanted_layers = None if layers is None else list(layers)
+    wanted_requests = None if requests is None else list(requests)
+    wanted_calls = None if calls is None else list(calls)
+    selected = [select(trace, wanted_layers, wanted_requests, wanted_calls) for trace in traces]
+    verdicts: list[Verdict] = []
+    with ExitStack() as stack:
+        desk = _Desk(stack, limit, claims, probe, seed, threads)
+        total = sum(len(indices) for indices in selected)
+        done = 0
+        for trace, indices in zip(traces, selected, strict=True):
+            sessions, early = desk.sessions(trace, indices, providers)
+            for index in indices:
+                if progress is not None:
+                    progress(done, total, f"{name_of(trace)} call {index}")
+                call = trace.call(index)
+                for session in sessions:
+                    session.visit(index, call)
+                done += 1
+            cut = incomplete(trace, indices)
+            for session in sessions:
+                verdicts += [tally.verdict(name_of(trace), seed, cut) for tally in session.tallies]
+            verdicts += early
+        if progress is not None:
+            progress(done, total, "done")
+    return Report(tuple(verdicts), frozenset(claims or ()), seed)
+
+
+class _Desk:
+    """The child processes of one replay: one a kernel, one for all broken twins, kept from trace to trace."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        timeout: float,
+        claims: Sequence[ClaimId] | None,
+        probe: bool,
+        seed: int,
+        threads: int,
+    ) -> None:
+        self._stack, self._timeout = stack, timeout
+        self._claims, self._probe, self._seed, self._threads = claims, probe, seed, threads
+        self._workers: dict[str, Worker] = {}
+        self._controls = stack.enter_context(Worker(Broken(relation("control")), timeout))
+
+    def sessions(
+        self, trace: TraceLike, indices: list[int], asked: Sequence[str] | None
+    ) -> tuple[list[Session], list[Verdict]]:
+        """Return the kernels to run on a trace, and verdicts on those that cannot run here."""
+        sessions, early = [], []
+        for planned in providers_of(trace, indices[0], asked):
+            try:
+                sessions.append(self._session(planned, trace, indices[0]))
+            except _DoesNotFit as reason:
+                early.append(self._not_run(trace, planned.provider, "recorded", str(reason)))
+        for session in sessions:
+            named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
+            if session.worker is None and asked is not None:
+                why = "the trace runs nothing: only `control` can be judged on what it recorded"
+                early += [self._not_run(trace, TRACE, claim, why) for claim in sorted(named)]
+        return [session for session in sessions if session.tallies], early
+
+    def _session(self, planned: Planned, trace: TraceLike, first: int) -> Session:
+        if planned.provider == TRACE:
+            answer = RecordedAnswer()
+            chosen = judged_and_probed(answer.advertised(), self._claims, probe=False)
+            chosen = [(one, probed) for one, probed in chosen if one.id in answer.advertised()]
+            tallies = [Tally(one, TRACE, probed) for one, probed in chosen]
+            return Session(TRACE, tallies, None, self._controls, self._seed, self._threads, None)
+        worker = self._worker(planned, trace.call(first))
+        assert worker.description is not None
+        chosen = judged_and_probed(worker.description.advertised, self._claims, self._probe)
+        tallies = [Tally(one, planned.provider, probed) for one, probed in chosen]
+        return Session(
+            planned.provider,
+            tallies,
+            worker,
+            self._controls,
+            self._seed,
+            self._threads,
+            worker.description.capabilities,
+        )
+
+    def _worker(self, planned: Planned, call: AttentionCall) -> Worker:
+        """Return the child of a kernel; of the recorded one only where it is what would run here."""
+        name = planned.provider
+        if planned.recorded and name not in registry.names():
+            raise _DoesNotFit(f"no provider here runs the recorded kernel {name} again")
+        worker = self._workers.get(name)
+        try:
+            if worker is None:
+                worker = self._workers[name] = self._stack.enter_context(Worker(Named(name), self._timeout))
+                worker.open()
+            if planned.recorded:
+                if reason := worker.refuses(call):
+                    raise _DoesNotFit(reason)
+                executed = worker.baseline(call, self._threads).executed
+                if changes := call.provenance.executed.differences(executed):
+                    raise _DoesNotFit(f"another kernel would run: {', '.join(changes)}")
+        except TracekitError as error:
+            if planned.asked:
+                raise
+            raise _DoesNotFit(str(error)) from error
+        if worker.description is None:
+            worker.open()
+        return worker
+
+    def _not_run(self, trace: TraceLike, provider: str, claim: ClaimId, reason: str) -> Verdict:
+        return Verdict(claim, provider, Status.NOT_RUN, reason, trace=name_of(trace), seed=self._seed)
+
+
+class _DoesNotFit(Exception):
+    """A kernel that nobody asked for by name cannot stand for the recorded one."""

@@ -1,0 +1,131 @@
+"""What replay needs of a trace, and which of its calls the user selected."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from tracekit.errors import NothingSelected
+from tracekit.model import AttentionCall, Recording, RequestKey
+
+
+class Head(Protocol):
+    """What is known of a call before it is read."""
+
+    @property
+    def index(self) -> int:
+        """The number of the call in its trace."""
+        ...
+
+    @property
+    def layer(self) -> int:
+        """0-based layer."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """0-based engine step."""
+        ...
+
+    @property
+    def requests(self) -> Sequence[RequestKey]:
+        """The requests of the call."""
+        ...
+
+
+class TraceLike(Protocol):
+    """A trace in a file or in memory."""
+
+    @property
+    def heads(self) -> Sequence[Any]:
+        """One `Head` a call, in the order of the trace."""
+        ...
+
+    @property
+    def recording(self) -> Recording:
+        """Requests and ledger."""
+        ...
+
+    def call(self, index: int) -> AttentionCall:
+        """Read one call."""
+        ...
+
+
+def name_of(trace: TraceLike) -> str:
+    """Return the path of a trace, or the name that it gives itself."""
+    return str(getattr(trace, "path", None) or getattr(trace, "name", None) or "trace")
+
+
+def select(
+    trace: TraceLike,
+    layers: Iterable[int] | None = None,
+    requests: Iterable[str] | None = None,
+    calls: Iterable[int] | None = None,
+) -> list[int]:
+    """Return the numbers of the selected calls, in the order of the trace.
+
+    Args:
+        trace: the trace.
+        layers: keep calls of these layers.
+        requests: keep calls that hold a row of these requests, by key, start of key, or engine alias.
+        calls: keep these calls.
+
+    Raises:
+        NothingSelected: `V-SELECT`, with what there is to select from.
+    """
+    heads: Sequence[Head] = trace.heads
+    wanted_layers = None if layers is None else set(layers)
+    wanted_calls = None if calls is None else set(calls)
+    keys = None if requests is None else _keys(trace, list(requests))
+    chosen = [
+        head.index
+        for head in heads
+        if (wanted_layers is None or head.layer in wanted_layers)
+        and (wanted_calls is None or head.index in wanted_calls)
+        and (keys is None or keys & set(head.requests))
+    ]
+    if not chosen:
+        there = sorted({head.layer for head in heads})
+        raise NothingSelected(
+            f"{name_of(trace)}: the filters leave none of {len(heads)} calls; the trace holds "
+            f"layers {spans(there)}, calls {spans(sorted(head.index for head in heads))} and requests "
+            f"{', '.join(str(request.key) for request in trace.recording.requests) or 'unnamed'}.",
+            rule="V-SELECT",
+            layers=there,
+            calls=len(heads),
+            requests=[str(request.key) for request in trace.recording.requests],
+        )
+    return chosen
+
+
+def incomplete(trace: TraceLike, selected: Sequence[int]) -> str:
+    """Return why the capture is incomplete, or an empty text.
+
+    A ledger line counts where calls of its step were selected; with nothing filtered away, every line counts,
+    because a step may have lost all of its calls.
+    """
+    every = len(selected) == len(trace.heads)
+    chosen = set(selected)
+    steps = {head.step for head in trace.heads if head.index in chosen}
+    cut = [line for line in trace.recording.ledger if not line.complete and (every or line.step in steps)]
+    if not cut:
+        return ""
+    line = cut[0]
+    why = line.cut or f"{line.expected} hooks expected, {line.fired} fired, {line.recorded} calls recorded"
+    more = f" (and {len(cut) - 1} more steps)" if len(cut) > 1 else ""
+    return f"the capture is cut at step {line.step}{more}: {why}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
+
+
+def _keys(trace: TraceLike, wanted: list[str]) -> set[RequestKey]:
+    known = {key for head in trace.heads for key in head.requests}
+    alias = {request.alias: request.key for request in trace.recording.requests if request.alias}
+    return {key for key in known for name in wanted if str(key).startswith(name) or alias.get(name) == key}

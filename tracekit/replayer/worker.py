@@ -1,0 +1,211 @@
+"""A kernel in a child process: it may raise, die or hang, and the replay goes on with a fresh one.
+
+The child is a fresh interpreter, not a fork, so it holds no state of this process, and a script that calls
+`replay` needs no `if __name__ == "__main__"`.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+from tracekit.errors import ProviderFailed, TracekitError
+from tracekit.model import AttentionCall
+from tracekit.relations.base import Relation
+from tracekit.replayer.messages import (
+    Answered,
+    Baseline,
+    Begin,
+    Description,
+    Message,
+    Next,
+    Open,
+    Refuses,
+    Source,
+    Take,
+)
+
+_FAREWELL = 5.0
+"""Seconds that a child may take to end once the parent has hung up."""
+
+
+class Worker:
+    """One child process, started when it is needed, and again after it failed.
+
+    Args:
+        source: the provider to run.
+        timeout: seconds that one message may take.
+    """
+
+    def __init__(self, source: Source, timeout: float) -> None:
+        self.source = source
+        self.timeout = timeout
+        self.description: Description | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._stderr: IO[bytes] | None = None
+        self._call: AttentionCall | None = None
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def open(self, source: Source | None = None) -> Description:
+        """Make the provider, a new one; `source` exchanges it for another.
+
+        Raises:
+            ProviderFailed: it raised, died or did not answer.
+            Unavailable: what it needs is not installed.
+            UsageError: it does not exist.
+        """
+        self.source = source or self.source
+        self.description = self._ask(Open(self.source))
+        return self.description
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """Return why the provider refuses a call; errors as `open`."""
+        self._take(call)
+        return self._ask(Refuses())  # type: ignore[no-any-return]
+
+    def baseline(self, call: AttentionCall, threads: int) -> Answered:
+        """Run a call as it stands; errors as `open`, and Unsupported."""
+        self._take(call)
+        return self._ask(Baseline(threads))  # type: ignore[no-any-return]
+
+    def variants(
+        self, call: AttentionCall, relation: Relation, seed: int, threads: int
+    ) -> Iterator[tuple[str, Answered]]:
+        """Run the variants of a call one by one; errors as `baseline`."""
+        self._take(call)
+        self._ask(Begin(relation, seed, threads))
+        while (answer := self._ask(Next())) is not None:
+            yield answer
+
+    def close(self) -> None:
+        """End the child: it leaves when the parent hangs up, or is killed."""
+        if self._process is None:
+            return
+        if self._connection is not None:
+            self._connection.close()
+        try:
+            self._process.wait(_FAREWELL)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        self._forget()
+
+    def _take(self, call: AttentionCall) -> None:
+        """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
+        if self._process is None:
+            self._ask(Open(self.source))
+        if self._call is not call:
+            self._ask(Take(replace(call, out=None, lse=None, grads=None)))
+            self._call = call
+
+    def _ask(self, message: Message) -> Any:
+        if self._process is None:
+            self._start()
+        assert self._connection is not None
+        try:
+            self._connection.send(message)
+            if not self._connection.poll(self.timeout):
+                raise self._hangs(message)
+            reply = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died(message) from error
+        except BaseException:
+            # Interrupted between question and answer: the next answer would belong to this question.
+            self._kill()
+            self._forget()
+            raise
+        if isinstance(reply, TracekitError):
+            if isinstance(reply, ProviderFailed):
+                self._kill()
+                self._forget()
+            raise reply
+        return reply
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-m", "tracekit.replayer.child", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self._connection = Connection(ours.detach())
+
+    def _hangs(self, message: Message) -> ProviderFailed:
+        return ProviderFailed(
+            f"the kernel did not answer within {self.timeout:g} seconds ({_what(message)}); "
+            "set TRACEKIT_TIMEOUT if it needs longer.",
+            rule="P-HANGS",
+            timeout=self.timeout,
+        )
+
+    def _died(self, message: Message) -> ProviderFailed:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL)
+        code, said = self._process.poll(), self._said()
+        self._kill()
+        self._forget()
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        else:
+            how = f"ended with status {code}"
+        return ProviderFailed(
+            f"the process of the kernel {how} ({_what(message)}).",
+            rule="P-DIED",
+            status=code,
+            stderr=said,
+        )
+
+    def _said(self) -> str:
+        """The last words of the child."""
+        if self._stderr is None:
+            return ""
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - 2000))
+        return self._stderr.read().decode(errors="replace").strip()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._stderr is not None:
+            self._stderr.close()
+        self._process = self._connection = self._stderr = self._call = None
+
+
+def _what(message: Message) -> str:
+    match message:
+        case Open():
+            return "while it was made"
+        case Baseline():
+            return "on the call as it stands"
+        case Next():
+            return "on a variant of the call"
+        case _:
+            return "before it ran"
