@@ -61,7 +61,7 @@ GOLDENS = (
     Golden("smollm2-prefill", "smollm2", (TEXT,), 1, (0, 15)),
     Golden("smollm2-decode", "smollm2", (TEXT,), 25, (0, 29)),
     Golden("qwen3-batch", "tiny-qwen3", (ids(9, 5), ids(40, 7), ids(23, 11)), 9, (0, 1)),
-    Golden("gpt-oss-window", "tiny-gpt-oss", (ids(30, 13),), 13, (0, 1), kernel="eager"),
+    Golden("gpt-oss", "tiny-gpt-oss", (ids(30, 13),), 13, (0, 1), kernel="eager"),
 )
 
 

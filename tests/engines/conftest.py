@@ -6,7 +6,7 @@ import pytest
 
 from tracekit.engines import tiny, transformers_backend
 from tracekit.model import AttentionCall, Recording
-from tracekit.record.api import record
+from tracekit.recorder.api import record
 
 
 @dataclass

@@ -9,7 +9,7 @@ from tracekit.engines.driver import greedy
 from tracekit.model import DType, KVFamily, Mode, Origin, Ranges
 from tracekit.providers.base import Launch
 from tracekit.providers.oracle import Oracle
-from tracekit.record.api import record
+from tracekit.recorder.api import record
 
 DENSE = KVFamily.DENSE
 

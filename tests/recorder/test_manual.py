@@ -5,7 +5,7 @@ import pytest
 
 from tracekit.errors import ConventionAmbiguous, InvalidCall, UsageError
 from tracekit.model import Mode, Origin
-from tracekit.record.api import CaptureIncomplete, record
+from tracekit.recorder.api import CaptureIncomplete, record
 from tracekit.store import open_trace
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 
 from tracekit.model import DType
-from tracekit.record.kv_log import KVLog
-from tracekit.record.observation import Borrowed, SeenKV
+from tracekit.recorder.kv_log import KVLog
+from tracekit.recorder.observation import Borrowed, SeenKV
 
 
 def seen(rows, first=0):
