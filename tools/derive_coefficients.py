@@ -1,4 +1,6 @@
-"""Derive every constant of `kernels/tk_math.h`: `python tools/derive_coefficients.py > kernels/coefficients.txt`.
+"""Derive the constants of `kernels/tk_math.h`.
+
+    python tools/derive_coefficients.py > kernels/coefficients.txt
 
 Method, for each polynomial: minimax in 40 digits by the exchange algorithm of Remez on a grid of Chebyshev
 nodes, for the largest *relative* error of the whole function, then every coefficient is rounded to binary32.

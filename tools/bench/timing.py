@@ -1,4 +1,4 @@
-"""Interleaved medians: every function takes its turn in every round, so that a slow minute hits all of them."""
+"""Interleaved medians: each function takes its turn in every round, so that a slow minute hits them all."""
 
 import statistics
 import time

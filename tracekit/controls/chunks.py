@@ -3,8 +3,10 @@
 After hw-native-sys/pypto-lib #592 (from the second chunk on, rows of the first chunk are not scored).
 """
 
+import numpy as np
+
 from tracekit.controls.base import Twin, keep
-from tracekit.model import AttentionCall, RequestKey
+from tracekit.model import Array, AttentionCall, RequestKey
 from tracekit.providers.base import Execution, Provider, Tensors
 
 
@@ -20,11 +22,20 @@ class ChunkOnly(Twin):
 
     def answer(self, call: AttentionCall, execution: Execution) -> Tensors:
         """Answer one call, wrongly for a request that starts later than it did at first."""
-        starts = [
-            int(call.rows.positions[call.rows.request == i].min()) for i in range(len(call.rows.requests))
-        ]
-        first = [self.starts.setdefault(*pair) for pair in zip(call.rows.requests, starts, strict=True)]
-        if starts != first:
-            of = [starts[i] if starts[i] > first[i] else 0 for i in call.rows.request]
-            call = keep(call, lambda ids, row, family: ids[ids >= of[row] // family.ratio])
+        start = starts(call)
+        first = [self.starts.setdefault(*pair) for pair in zip(requests(call), start.tolist(), strict=True)]
+        own = np.where(start > first, start, 0)
+        call = keep(call, lambda ids, row, family: ids[ids >= own[row] // family.ratio])
         return self.right(call, execution)
+
+
+def requests(call: AttentionCall) -> list[RequestKey]:
+    """Return the request of each row."""
+    return [row.request for row in call.rows.ids]
+
+
+def starts(call: AttentionCall) -> Array:
+    """Return int64 `[T]`, the first position of each row's request in the call."""
+    first = np.full(len(call.rows.requests), np.iinfo(np.int64).max)
+    np.minimum.at(first, call.rows.request, call.rows.positions)
+    return first[call.rows.request]

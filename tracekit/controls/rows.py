@@ -27,7 +27,7 @@ class StaleSlots(Twin):
         """Answer one call; rows of the first launch go to their old slots."""
         right = self.right(call, execution)
         self.slots = self.slots or call.rows.ids
-        if set(self.slots) != set(call.rows.ids):
-            return right
-        order = np.array([call.rows.ids.index(row) for row in self.slots])
-        return Tensors(right.out.take(order), right.lse and right.lse.take(order))
+        if set(self.slots) == set(call.rows.ids):
+            order = np.array([call.rows.ids.index(row) for row in self.slots])
+            right = Tensors(right.out.take(order), right.lse and right.lse.take(order))
+        return right

@@ -21,7 +21,8 @@ class Capabilities:
         max_head_dim: largest D and Dv.
         score_dtype: dtype that holds the scores, by dtype of Q; FP32 where absent.
         probability_dtype: dtype of P when it meets V, by dtype of Q; FP32 where absent.
-        launch_plan: whether it runs a recorded call only by the launch plan of the engine.
+        launch_plan: whether the recorded bits can only be had again by the launch plan of the engine; then
+            `recorded` is not run without one. False where rows, KV and selection decide every bit.
     """
 
     dtypes: frozenset[DType]
@@ -33,7 +34,7 @@ class Capabilities:
     max_head_dim: int = 576
     score_dtype: dict[DType, DType] = field(default_factory=dict)
     probability_dtype: dict[DType, DType] = field(default_factory=dict)
-    launch_plan: bool = False
+    launch_plan: bool = True
 
 
 @dataclass(frozen=True)

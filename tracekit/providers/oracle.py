@@ -53,6 +53,7 @@ class Oracle:
             lists=True,
             sink=True,
             max_head_dim=1 << 16,
+            launch_plan=False,
         )
 
     def advertised(self) -> frozenset[ClaimId]:

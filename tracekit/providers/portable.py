@@ -25,7 +25,9 @@ class Tka1:
 
     def capabilities(self) -> Capabilities:
         """BF16 attention of every family, list and sink, with P in binary32."""
-        return Capabilities(dtypes=frozenset({DType.BFLOAT16}), two_families=True, lists=True, sink=True)
+        return Capabilities(
+            dtypes=frozenset({DType.BFLOAT16}), two_families=True, lists=True, sink=True, launch_plan=False
+        )
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes."""

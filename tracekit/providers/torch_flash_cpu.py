@@ -40,6 +40,7 @@ class TorchFlashCpu:
             dtypes=frozenset({DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32}),
             families=frozenset({KVFamily.DENSE, KVFamily.RECENT}),
             probability_dtype={DType.BFLOAT16: DType.BFLOAT16, DType.FLOAT16: DType.FLOAT16},
+            launch_plan=False,
         )
 
     def advertised(self) -> frozenset[ClaimId]:

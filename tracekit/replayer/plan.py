@@ -45,26 +45,29 @@ def providers_of(trace: TraceLike, first: int, asked: Sequence[str] | None) -> l
         for spec in asked:
             registry.check(spec)
         return [Planned(spec, asked=True) for spec in dict.fromkeys(asked)]
-    planned = [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
     kernel = trace.call(first).provenance.executed.kernel
     provider = registry.for_kernel(kernel)
+    planned = [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
     if provider != PORTABLE:
         planned.append(Planned(provider or kernel, asked=False, recorded=True))
     return planned
 
 
 def judged_and_probed(
-    advertised: frozenset[ClaimId], named: Sequence[ClaimId] | None, probe: bool
+    planned: Planned, advertised: frozenset[ClaimId], named: Sequence[ClaimId] | None, probe: bool
 ) -> list[tuple[Relation, bool]]:
-    """Return relations and whether each is only probed, in the order of reports."""
-    every = list(known_claims())
-    if named is not None:
-        return [(relation(claim), False) for claim in every if claim in named]
-    return [
-        (relation(claim), claim not in advertised)
-        for claim in every
-        if claim in advertised or (probe and claim != "recorded")
-    ]
+    """Return relations and whether each is only probed, in the order of reports.
+
+    A claim is judged where it was promised, or where the user named both it and the kernel. A named claim on
+    a kernel that nobody named and that never made it is probed: nobody is accused for a promise of another.
+    """
+    chosen = []
+    for claim in known_claims():
+        promised = claim in advertised
+        wanted = claim in named if named is not None else promised or (probe and claim != "recorded")
+        if wanted:
+            chosen.append((relation(claim), not promised and not (planned.asked and named is not None)))
+    return chosen
 
 
 def check_claims(named: Sequence[ClaimId] | None) -> None:

@@ -115,7 +115,8 @@ class _Desk:
             try:
                 sessions.append(self._session(planned, trace, indices[0]))
             except _DoesNotFit as reason:
-                early.append(self._not_run(trace, planned.provider, "recorded", str(reason)))
+                if self._claims is None or "recorded" in self._claims:
+                    early.append(self._not_run(trace, planned.provider, "recorded", str(reason)))
         for session in sessions:
             named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
             if session.worker is None and asked is not None:
@@ -126,13 +127,14 @@ class _Desk:
     def _session(self, planned: Planned, trace: TraceLike, first: int) -> Session:
         if planned.provider == TRACE:
             answer = RecordedAnswer()
-            chosen = judged_and_probed(answer.advertised(), self._claims, probe=False)
+            chosen = judged_and_probed(planned, answer.advertised(), self._claims, probe=False)
             chosen = [(one, probed) for one, probed in chosen if one.id in answer.advertised()]
             tallies = [Tally(one, TRACE, probed) for one, probed in chosen]
             return Session(TRACE, tallies, None, self._controls, self._seed, self._threads, None)
         worker = self._worker(planned, trace.call(first))
         assert worker.description is not None
-        chosen = judged_and_probed(worker.description.advertised, self._claims, self._probe)
+        advertised = worker.description.advertised
+        chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
         tallies = [Tally(one, planned.provider, probed) for one, probed in chosen]
         return Session(
             planned.provider,

@@ -32,6 +32,9 @@ from tracekit.replayer.messages import (
     Take,
 )
 
+_START = 120.0
+"""Seconds, at least, for a child to start and make its provider: imports are no launch of a kernel."""
+
 _FAREWELL = 5.0
 """Seconds that a child may take to end once the parent has hung up."""
 
@@ -41,7 +44,7 @@ class Worker:
 
     Args:
         source: the provider to run.
-        timeout: seconds that one message may take.
+        timeout: seconds that one launch may take.
     """
 
     def __init__(self, source: Source, timeout: float) -> None:
@@ -119,10 +122,11 @@ class Worker:
         if self._process is None:
             self._start()
         assert self._connection is not None
+        limit = max(self.timeout, _START) if isinstance(message, Open) else self.timeout
         try:
             self._connection.send(message)
-            if not self._connection.poll(self.timeout):
-                raise self._hangs(message)
+            if not self._connection.poll(limit):
+                raise self._hangs(message, limit)
             reply = self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._died(message) from error
@@ -152,12 +156,12 @@ class Worker:
             )
         self._connection = Connection(ours.detach())
 
-    def _hangs(self, message: Message) -> ProviderFailed:
+    def _hangs(self, message: Message, limit: float) -> ProviderFailed:
         return ProviderFailed(
-            f"the kernel did not answer within {self.timeout:g} seconds ({_what(message)}); "
+            f"the kernel did not answer within {limit:g} seconds ({_what(message)}); "
             "set TRACEKIT_TIMEOUT if it needs longer.",
             rule="P-HANGS",
-            timeout=self.timeout,
+            timeout=limit,
         )
 
     def _died(self, message: Message) -> ProviderFailed:

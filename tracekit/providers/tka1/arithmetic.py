@@ -1,4 +1,4 @@
-"""The arithmetic of TKA-1 in numpy, written from docs/tka1.md and not from the C++ (S1, S5 to S7, S11 to S13).
+"""The arithmetic of TKA-1 in numpy, written from docs/tka1.md, not from the C++ (S1, S5 to S7, S11 to S13).
 
 numpy has no fma. A binary32 fma is made of binary64 operations instead; see `fma`.
 """
@@ -43,8 +43,9 @@ def require_subnormals() -> None:
     smallest = np.full(1, 2.0**-126, np.float32)
     if not (smallest * np.float32(0.5) != 0).all():
         raise Unsupported(
-            "this thread flushes subnormal numbers to zero, and the numpy form computes in the mode of its caller; "
-            "reset the mode (torch.set_flush_denormal(False)) or use the native form. Rule: docs/tka1.md, S1.",
+            "this thread flushes subnormal numbers to zero, and the numpy form computes in the mode of its "
+            "caller; reset the mode (torch.set_flush_denormal(False)) or use the native form. "
+            "Rule: docs/tka1.md, S1.",
             rule="S1-FLUSH",
         )
 

@@ -47,7 +47,8 @@ def canonical_lists(ids: I64, offsets: I64, first: I64, end: I64, family: int) -
     counts = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != ids.size or (counts < 0).any():
         raise InvalidCall(
-            f"family {family}: the offsets must rise from 0 to {ids.size}, the number of ids. Rule: docs/tka1.md, S3.",
+            f"family {family}: the offsets must rise from 0 to {ids.size}, the number of ids. "
+            "Rule: docs/tka1.md, S3.",
             rule="S3-OFFSETS",
             family=family,
         )
@@ -59,7 +60,8 @@ def canonical_lists(ids: I64, offsets: I64, first: I64, end: I64, family: int) -
         t, key = int(row[bad[0]]), int(ids[bad[0]])
         if key < 0:
             raise InvalidCall(
-                f"family {family}, query row {t}: row id {key}; only -1 marks a hole. Rule: docs/tka1.md, S3.",
+                f"family {family}, query row {t}: row id {key}; only -1 marks a hole. "
+                "Rule: docs/tka1.md, S3.",
                 rule="S3-NEGATIVE",
                 family=family,
                 row=t,

@@ -98,6 +98,7 @@ class Inputs:
             f"a launch has one or two families, not {len(self.families)}.",
         )
         requests = len(self.families[0].keys)
+        _require(requests > 0, "S2-REQUEST", "a launch needs the rows of at least one request.")
         inside = (self.request >= 0) & (self.request < requests)
         _require(
             bool(inside.all()),
@@ -116,12 +117,12 @@ class Inputs:
     @property
     def kv_heads(self) -> int:
         """Hkv."""
-        return self.families[0].keys[0].shape[1] if self.families[0].keys else 1
+        return int(self.families[0].keys[0].shape[1])
 
     @property
     def value_dim(self) -> int:
         """Dv."""
-        return self.families[0].values[0].shape[2] if self.families[0].values else self.q.shape[2]
+        return int(self.families[0].values[0].shape[2])
 
     def take(self, rows: npt.ArrayLike) -> "Inputs":
         """Return the launch of some query rows, in this order."""
@@ -178,6 +179,8 @@ def _family(number: int, family: FamilyInput, inputs: Inputs) -> FamilyInput:
         "S2-REQUEST",
         f"family {number} holds {lengths} requests, not {count}.",
     )
+    for name, arrays in (("keys", inputs.families[0].keys), ("values", inputs.families[0].values)):
+        _array(f"{name} of family 0, request 0", arrays[0], np.uint16, 3)
     heads, width = inputs.kv_heads, inputs.value_dim
     _require(
         heads > 0 and inputs.q.shape[1] % heads == 0,
@@ -196,8 +199,8 @@ def _family(number: int, family: FamilyInput, inputs: Inputs) -> FamilyInput:
         )
         keys.append(np.ascontiguousarray(k))
         values.append(keys[-1] if v is k else np.ascontiguousarray(v))
-    first_row = np.array(family.first, np.int64)[inputs.request] if count else np.zeros(0, np.int64)
-    end_row = first_row + np.array([len(k) for k in keys], np.int64)[inputs.request] if count else first_row
+    first_row = np.array(family.first, np.int64)[inputs.request]
+    end_row = first_row + np.array([len(k) for k in keys], np.int64)[inputs.request]
     selection: Ranges | Lists
     if isinstance(family.selection, Ranges):
         for name, array in (("lo", family.selection.lo), ("hi", family.selection.hi)):

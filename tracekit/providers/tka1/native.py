@@ -5,7 +5,6 @@ folders, and both are in `tracekit.__path__`; so every entry is searched.
 """
 
 import ctypes
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import tracekit
 from tracekit.errors import ProviderFailed, Unavailable
 from tracekit.providers.tka1 import selftest
 from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials
@@ -105,12 +105,9 @@ class Library:
 
 
 def _family(family: FamilyInput, keep: list[Any]) -> _Family:
-    requests = (_Rows * max(1, len(family.keys)))(
-        *(
-            (_address(k), _address(v), r)
-            for k, v, r in zip(family.keys, family.values, family.first, strict=True)
-        )
-    )
+    requests = (_Rows * len(family.keys))()
+    for r, (k, v, first) in enumerate(zip(family.keys, family.values, family.first, strict=True)):
+        requests[r] = _Rows(_address(k), _address(v), first)
     keep.append(requests)
     where = ctypes.addressof(requests)
     if isinstance(family.selection, Lists):
@@ -127,8 +124,7 @@ def _address(array: npt.NDArray[Any] | None) -> int | None:
 
 def find(isa: str) -> Path | None:
     """Return the file of a build, or None where it was not built."""
-    # not `import tracekit`: a provider does not import the package's public face
-    for entry in sys.modules[__name__.partition(".")[0]].__path__:
+    for entry in tracekit.__path__:
         path = Path(entry) / "_native" / f"libtka1_{isa}.so"
         if path.is_file():
             return path
@@ -144,7 +140,6 @@ def available() -> list[str]:
     return [isa for isa, level in BUILDS.items() if level <= best and find(isa)]
 
 
-@cache
 def load(isa: str) -> Library:
     """Return a build, self-tested.
 
@@ -164,6 +159,7 @@ def load(isa: str) -> Library:
     return load_file(path, isa)
 
 
+@cache
 def load_file(path: Path, isa: str) -> Library:
     """Open one library file and test it; errors as `load`."""
     library = Library(path, isa, _open(path))

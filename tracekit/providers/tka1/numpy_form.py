@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.providers.tka1 import arithmetic as ar
-from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials
+from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
 I64 = npt.NDArray[np.int64]
 BUDGET = 2**17
@@ -21,7 +21,7 @@ BUDGET = 2**17
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """Some nodes of the trees of some rows: acc [n, H, Dv], l [n, H], m [n, H]; (row, index) [n], ascending."""
+    """Nodes of the trees of some rows: acc [n, H, Dv], l [n, H], m [n, H]; (row, index) [n], ascending."""
 
     row: I64
     index: I64
@@ -83,16 +83,16 @@ def _empty(inputs: Inputs) -> Nodes:
     )
 
 
-def _counts(inputs: Inputs, family: FamilyInput) -> I64:
-    selection = family.selection
+def _counts(selection: Ranges | Lists) -> I64:
     if isinstance(selection, Lists):
         return np.diff(selection.offsets)
-    return np.maximum(selection.hi - selection.lo, 0)
+    counts: I64 = np.maximum(selection.hi - selection.lo, 0)
+    return counts
 
 
 def _chunks(inputs: Inputs, family: FamilyInput) -> Iterator[I64]:
     """Rows of one request with some keys, as many as the budget allows, at least one."""
-    counts = _counts(inputs, family)
+    counts = _counts(family.selection)
     for request in np.unique(inputs.request):
         rows = np.flatnonzero((inputs.request == request) & (counts > 0))
         group = np.cumsum(counts[rows]) * inputs.q.shape[1] // BUDGET
@@ -152,7 +152,7 @@ def _leaves(inputs: Inputs, family: FamilyInput, rows: I64) -> Nodes:
 
 
 def _scores(q: ar.F32, keys: ar.U16, place: I64) -> ar.F32:
-    """S4: one chain a score, d ascending. q [n, Hkv, group, 1, D], place [n, keys] -> [n, Hkv, group, keys]."""
+    """S4: a chain a score, d ascending. q [n, Hkv, group, 1, D], place [n, keys] -> [n, Hkv, group, keys]."""
     by_d = np.ascontiguousarray(np.moveaxis(q, -1, 0), np.float64)
     k = ar.widen(keys[place]).transpose(3, 0, 2, 1)[:, :, :, None]  # [D, n, Hkv, 1, keys]
     k = np.ascontiguousarray(k, np.float64)

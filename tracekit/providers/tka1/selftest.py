@@ -1,7 +1,7 @@
 """The load-time self-test: fixed wild launches, hashed, against a stored hash.
 
-What is hashed is the binary32 *partials* first: O is rounded to bf16 and LSE hides small errors in its sum, so
-an exp that is a few ulp off can leave both unchanged (docs/tka1.md, "What the self-test sees").
+What is hashed is the binary32 *partials* first: O is rounded to bf16 and LSE hides small errors in its sum,
+so an exp that is a few ulp off can leave both unchanged (docs/tka1.md, "The self-test").
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from tracekit.errors import ProviderFailed
 from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
 EXPECTED = "944c440bda279eed6132445cfcf352a2f61854419a4e5b6ed075ac2d9b5bcd91"
-"""SHA-256 over all launches; `python -m tracekit.providers.tka1.selftest` prints that of the numpy form."""
+"""SHA-256 over all launches; `python -m tools.tka1_digest` prints that of the numpy form."""
 
 Run = Callable[[Inputs, int], Outputs]
 RunPartials = Callable[[Inputs, int], Partials]
@@ -33,11 +33,12 @@ def _bf16(seed: int, shape: tuple[int, ...], low: int = -3, high: int = 1) -> np
     word = _mix(seed, int(np.prod(shape)))
     sign, fraction = (word >> np.uint64(63)) << np.uint64(15), word & np.uint64(0x7F)
     exponent = (word >> np.uint64(20)) % np.uint64(high - low) + np.uint64(127 + low)
-    return (sign | exponent << np.uint64(7) | fraction).astype(np.uint16).reshape(shape)
+    bits = sign | exponent << np.uint64(7) | fraction
+    return np.asarray(bits, np.uint16).reshape(shape)
 
 
 def launches() -> Iterator[Inputs]:
-    """Yield the launches: every selection kind, one and two families, sinks, empty rows, NaN, inf, subnormals."""
+    """Yield the launches: lists and ranges, one and two families, sinks, no keys, NaN, inf, subnormals."""
     quarter = 0x3E800000
     sink = np.array([0x3F000000, 0x7F800000, 0xFF800000, 0xFFC12345], np.uint32)  # 0.5, inf, -inf, a NaN
     # GQA, two requests, one of them a window whose start was dropped; row 2 sees nothing.
@@ -82,17 +83,11 @@ def check(run: Run, partials: RunPartials, name: str) -> None:
     got = digest(run, partials)
     if got != EXPECTED:
         raise ProviderFailed(
-            f"{name} does not give the bits of TKA-1 on this machine (self-test {got[:16]}, wanted {EXPECTED[:16]}). "
-            "Set TRACEKIT_ISA to another build (v4, v3, v1), or use the numpy form; please report the processor and "
-            "the compiler.",
+            f"{name} does not give the bits of TKA-1 on this machine (self-test {got[:16]}, wanted "
+            f"{EXPECTED[:16]}). Set TRACEKIT_ISA to another build (v4, v3, v1), or use the numpy form; "
+            "please report the processor and the compiler.",
             rule="K-SELFTEST",
             library=name,
             digest=got,
             expected=EXPECTED,
         )
-
-
-if __name__ == "__main__":
-    from tracekit.providers.tka1 import numpy_form
-
-    print(digest(numpy_form.run, numpy_form.partials))

@@ -1,0 +1,99 @@
+"""Each twin is wrong through its own mechanism, and through no other that could be kept apart."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import tracekit.controls
+from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
+from tracekit.controls.base import Correct, Twin
+from tracekit.controls.base_two import BaseTwo
+from tracekit.controls.sink_dropped import SinkDropped
+from tracekit.controls.sink_twice import SinkTwice
+from tracekit.model import Conventions, DType
+from tracekit.providers.base import Launch
+from tracekit.relations import claims, relation
+from tracekit.testing import RelationSuite, dense_call, sparse_call
+
+BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode")
+
+SPREADS = {
+    "requests": {"rows"},  # reversing the rows reverses the requests
+    "rows": {"requests"},
+    "solo": {"subbatch", "chunks", "decode"},  # a last batch or chunk may hold one row
+    "subbatch": {"solo", "chunks", "decode", "rerun"},  # all of them change the size of a launch
+    "chunks": {"solo", "subbatch", "decode"},  # all of them start later than the prefill
+    "decode": {"solo", "subbatch", "chunks"},  # the last row of a prefill, alone, is a decode
+    "rerun": set(BITWISE),  # every variant is a launch after the first
+    "threads": set(),
+}
+"""Claim -> further claims whose variants use the same mechanism."""
+
+
+class Judge(RelationSuite):
+    """The judgement of the suite, outside a test class."""
+
+
+@pytest.mark.parametrize("claim", BITWISE)
+@pytest.mark.parametrize("fault", BITWISE)
+def test_a_twin_is_refuted_by_its_own_claim_and_by_no_unrelated_one(fault, claim):
+    call = dense_call(lengths=(20, 11), seed=1)
+    judge = Judge()
+    judge.relation = relation(claim)
+
+    refuted = judge._judge(relation(fault).broken(), call).first is not None
+
+    if claim == fault:
+        assert refuted
+    elif claim not in SPREADS[fault]:
+        assert not refuted
+
+
+def test_every_claim_has_its_twin_with_a_fault_in_words():
+    for claim in claims():
+        twin = relation(claim).broken()
+        assert isinstance(twin, Twin)
+        assert twin.id == f"twin-{claim}"
+        assert twin.fault
+
+
+_CORRECT = {"", "right = self.right(call, execution)", "return self.right(call, execution)", "return right"}
+
+
+def test_a_twin_departs_from_its_correct_form_in_at_most_five_lines():
+    for path in Path(tracekit.controls.__path__[0]).glob("*.py"):
+        for name, twin in _twins(path.stem):
+            lines = {line.strip() for line in inspect.getsource(twin.answer).splitlines()[2:]}
+            body = lines - _CORRECT
+            assert len(body) <= 5, f"{name} departs in {len(body)} lines"
+
+
+def _twins(module):
+    for name, value in vars(__import__(f"tracekit.controls.{module}", fromlist=["_"])).items():
+        if isinstance(value, type) and issubclass(value, Twin) and value is not Twin:
+            yield name, value
+
+
+@pytest.mark.parametrize(
+    ("twin", "words"),
+    [
+        (BaseTwo, "the LSE fits base 2 (×1/ln 2), the sink not counted"),
+        (SinkDropped, "O fits no sink in the denominator"),
+        (SinkTwice, "O fits the sink twice in the denominator"),
+    ],
+)
+def test_convention_twins_lie_outside_the_envelope_and_are_diagnosed(twin, words):
+    call = sparse_call(lengths=(24,), seed=6)
+    bound = envelope(call, Roundings())
+    (answer,) = twin().run(Launch((call,))).tensors
+
+    assert compare_envelope(call, bound, answer.out, answer.lse).outside.first is not None
+    assert diagnose(bound, answer.out, answer.lse, Conventions(call.conventions.scale_bits)) == words
+
+
+def test_the_correct_kernel_takes_what_tka1_does_not():
+    floats = dense_call(lengths=(5,), dtype=DType.FLOAT32)
+    halves = dense_call(lengths=(5,))
+    assert Correct().run(Launch((floats,))).executed.kernel == "oracle"
+    assert Correct().run(Launch((halves,))).executed.kernel == "tka1"

@@ -1,0 +1,122 @@
+"""What the variants of each claim look like on calls of known shape."""
+
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekit.errors import UsageError
+from tracekit.model import Mode
+from tracekit.relations import claims, registry, relation
+from tracekit.relations.arrange import orders
+from tracekit.testing import dense_call
+from tracekit.testing.strategies import calls
+
+
+def variants(claim, call, seed=0):
+    return {variant.name: variant.launch for variant in relation(claim).variants(call, seed)}
+
+
+def sizes(launch):
+    return [call.num_rows for call in launch.calls]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 9))
+def test_orders_are_permutations_and_never_the_identity(count, seed):
+    found = [order.tolist() for _, order in orders(count, np.random.default_rng(seed))]
+    assert all(sorted(order) == list(range(count)) for order in found)
+    assert list(range(count)) not in found
+    assert len({tuple(order) for order in found}) == len(found)
+    assert bool(found) == (count > 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(calls(), st.sampled_from(sorted(claims())), st.integers(0, 3))
+def test_variants_of_any_call_hold_its_rows_or_it_does_not_apply(call, claim, seed):
+    one = relation(claim)
+    if one.applies(call) is not None:
+        return
+    seen = {
+        row for variant in one.variants(call, seed) for part in variant.launch.calls for row in part.rows.ids
+    }
+    assert set(call.rows.ids) <= seen
+
+
+def test_chunks_hold_only_what_exists_at_their_end():
+    call = dense_call(lengths=(20, 9))
+    launch = variants("chunks", call)["chunks of 7"]
+    held = [[rows["dense"].end for rows in part.kv.values()] for part in launch.calls]
+    assert sizes(launch) == [14, 9, 6]
+    assert held == [[7, 7], [14, 9], [20]]
+
+
+def test_decode_holds_only_its_own_visible_rows():
+    call = dense_call(lengths=(4,))
+    (launch,) = variants("decode", call).values()
+    assert sizes(launch) == [1, 1, 1, 1]
+    assert [next(iter(part.kv.values()))["dense"].end for part in launch.calls] == [1, 2, 3, 4]
+    assert {part.mode for part in launch.calls} == {Mode.DECODE}
+
+
+def test_solo_keeps_the_kv_as_recorded():
+    call = dense_call(lengths=(4, 3))
+    found = variants("solo", call)
+    assert sizes(found["row alone"]) == [1] * 7
+    assert sizes(found["request alone"]) == [4, 3]
+    assert [next(iter(part.kv.values()))["dense"].end for part in found["row alone"].calls] == [4] * 4 + [
+        3
+    ] * 3
+
+
+def test_subbatch_crosses_thresholds_both_ways():
+    call = dense_call(lengths=(6,))
+    found = variants("subbatch", call)
+    assert {name: sizes(launch) for name, launch in found.items()} == {
+        "batches of 2": [2, 2, 2],
+        "batches of 3": [3, 3],
+        "batches of 4": [4, 2],
+        "1 rows added": [7],
+        "2 rows added": [8],
+        "10 rows added": [16],
+        "11 rows added": [17],
+        "26 rows added": [32],
+        "27 rows added": [33],
+    }
+
+
+def test_requests_move_as_blocks():
+    call = dense_call(lengths=(2, 3))
+    (launch,) = variants("requests", call).values()
+    assert launch.calls[0].rows.positions.tolist() == [0, 1, 2, 0, 1]
+    assert launch.calls[0].rows.requests == call.rows.requests[::-1]
+
+
+def test_seeds_are_per_claim():
+    call = dense_call(lengths=(12,))
+
+    def permutation(seed):
+        return variants("rows", call, seed)["permutation 1"].calls[0].rows.positions.tolist()
+
+    assert permutation(1) == permutation(1)
+    assert permutation(1) != permutation(2)
+
+
+def test_an_unknown_claim_lists_the_valid_ones():
+    with pytest.raises(UsageError) as error:
+        relation("chunk")
+    assert error.value.fields["valid"] == list(claims())
+    assert "Did you mean chunks?" in str(error.value)
+
+
+def test_other_packages_add_claims(monkeypatch):
+    entries = [EntryPoint("theirs", "tracekit.relations.rows:RowOrder", registry.GROUP)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    registry.claims.cache_clear()
+    try:
+        assert list(claims())[-1] == "theirs"
+        assert relation("theirs").promise == relation("rows").promise
+    finally:
+        registry.claims.cache_clear()

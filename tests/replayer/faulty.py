@@ -1,0 +1,109 @@
+"""Kernels that misbehave; made in child processes by `tests.replayer.faulty:NAME`."""
+
+import os
+import signal
+import threading
+from dataclasses import replace
+
+from tracekit.controls.solo import SmallBatchKernel
+from tracekit.errors import Unavailable
+from tracekit.model import AttentionCall, Bits
+from tracekit.providers.base import Answer, Launch, Tensors
+from tracekit.providers.oracle import Oracle
+
+
+class Faulty(Oracle):
+    """Right, until a launch has one row."""
+
+    id = "faulty"
+
+    def advertised(self):
+        return frozenset({"rerun", "solo", "rows"})
+
+    def run(self, launch: Launch) -> Answer:
+        if any(call.num_rows == 1 for call in launch.calls):
+            self.fail(launch.calls[0])
+        return super().run(launch)
+
+    def fail(self, call: AttentionCall) -> None:
+        raise NotImplementedError
+
+
+class Raises(Faulty):
+    def fail(self, call):
+        raise IndexError("list index\nout of range")
+
+
+class Leaves(Faulty):
+    def fail(self, call):
+        raise SystemExit(0)
+
+
+class Exits(Faulty):
+    def fail(self, call):
+        os._exit(7)
+
+
+class Crashes(Faulty):
+    def fail(self, call):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Hangs(Faulty):
+    def fail(self, call):
+        threading.Event().wait()
+
+
+class Talks(Faulty):
+    """Prints to both streams: the answers must not be disturbed."""
+
+    def fail(self, call):
+        os.write(1, b"noise on stdout\n")
+        os.write(2, b"noise on stderr\n")
+
+
+class OneAnswerShort(Faulty):
+    def run(self, launch):
+        answer = Oracle.run(self, launch)
+        short = answer.tensors[1:] if len(launch.calls) > 1 else answer.tensors
+        return Answer(short, answer.executed)
+
+
+class OneRowShort(Faulty):
+    def run(self, launch):
+        answer = Oracle.run(self, launch)
+        if launch.calls[0].num_rows > 1:
+            return answer
+        tensors = tuple(Tensors(Bits(t.out.data[:0], t.out.dtype), None) for t in answer.tensors)
+        return Answer(tensors, answer.executed)
+
+
+class FailsOnBaseline(Faulty):
+    def run(self, launch):
+        os._exit(9)
+
+
+class NeedsPlan(Oracle):
+    def capabilities(self):
+        return replace(super().capabilities(), launch_plan=True)
+
+
+class CannotBeMade(Oracle):
+    def __init__(self):
+        raise OSError("libkernel.so: cannot open shared object file")
+
+
+class NotInstalled(Oracle):
+    def __init__(self):
+        raise Unavailable("this kernel needs a GPU.", rule="X-GPU")
+
+
+def spoiled():
+    """A kernel that promises `solo` and breaks it."""
+    kernel = SmallBatchKernel()
+    kernel.advertised = lambda: frozenset({"rerun", "solo"})
+    return kernel
+
+
+def no_provider():
+    return object()

@@ -1,0 +1,19 @@
+import pytest
+
+from tracekit.providers.tka1 import native
+
+
+@pytest.fixture(params=list(native.BUILDS), scope="session")
+def build(request: pytest.FixtureRequest) -> native.Library:
+    """Every build of the C++ that this machine can run."""
+    if request.param not in native.available():
+        pytest.skip(f"no build {request.param} on this machine; it has {native.available()}")
+    return native.load(request.param)
+
+
+@pytest.fixture(scope="session")
+def best() -> native.Library:
+    """The build that serves here."""
+    if not native.available():
+        pytest.skip("no native build on this machine")
+    return native.load(native.available()[0])
