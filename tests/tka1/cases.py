@@ -58,7 +58,7 @@ def gqa(
 def shared(
     rng: np.random.Generator, rows: int = 3, heads: int = 10, dim: int = 80, far: int = 1500
 ) -> Inputs:
-    """One kv head whose keys are its values: a list into the compressed family and a window of the recent one."""
+    """One kv head whose keys are its values: a list of compressed rows and a window of the recent ones."""
     compressed, recent = bf16(rng, (far, 1, dim)), bf16(rng, (200, 1, dim))
     chosen = lists([rng.choice(far, 90, replace=False) for _ in range(rows)])
     hi = 3100 + rng.integers(130, 200, rows)  # the window's start was dropped: 200 rows from id 3100 are left
@@ -71,7 +71,7 @@ def shared(
 
 
 def several_requests(rng: np.random.Generator) -> Inputs:
-    """Rows of three requests, interleaved, of different lengths; one is a window that starts at row id 130."""
+    """Rows of three requests, interleaved, of different lengths; one is a window from row id 130."""
     lengths, first = (20, 260, 150), (0, 0, 130)
     keys = tuple(bf16(rng, (n, 2, 24)) for n in lengths)
     values = tuple(bf16(rng, (n, 2, 24)) for n in lengths)
@@ -83,7 +83,7 @@ def several_requests(rng: np.random.Generator) -> Inputs:
 
 
 def scattered(rng: np.random.Generator) -> Inputs:
-    """Lists that touch up to 70 leaves with one to three keys each, so that the tree is deep and full of gaps."""
+    """Lists that touch up to 70 leaves, one to three keys each: the tree is deep and full of gaps."""
     rows = []
     for leaves in (1, 2, 3, 31, 64, 70):
         touched = rng.choice(70, leaves, replace=False)
@@ -163,5 +163,6 @@ def difference(got: Outputs | Partials, want: Outputs | Partials) -> str:
         bad = np.argwhere(actual != expected)
         if bad.size:
             at = tuple(int(i) for i in bad[0])
-            return f"{name}{list(at)}: {int(actual[at]):#x}, wanted {int(expected[at]):#x}; {len(bad)} of {actual.size}"
+            bits = f"{int(actual[at]):#x}, wanted {int(expected[at]):#x}"
+            return f"{name}{list(at)}: {bits}; {len(bad)} of {actual.size}"
     return ""

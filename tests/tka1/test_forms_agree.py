@@ -38,7 +38,7 @@ def test_a_row_does_not_depend_on_its_neighbours(best: Library, name: str):
 
 
 def test_the_cases_hold_what_they_are_for():
-    """The comparison is worth something only where the values are varied: NaN, zero, subnormal, and finite."""
+    """The comparison is worth something only where the values vary: NaN, zero, subnormal, and finite."""
     _, _, part = definition("wild")
     acc = part.acc.view(np.float32)
     share = [float(np.mean(x)) for x in (np.isnan(acc), np.isfinite(acc) & (acc != 0))]

@@ -1,7 +1,7 @@
 """The built-in driver: prompts in, greedy decoding, a trace out."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,9 +14,11 @@ from tracekit.errors import UsageError
 from tracekit.model import DType
 from tracekit.recorder.api import Writer, record
 
+Progress = Callable[[int, int, str], None]
+
 
 @dataclass(frozen=True)
-class TraceSummary:
+class RunSummary:
     """What a run of the driver gave.
 
     Args:
@@ -27,6 +29,7 @@ class TraceSummary:
         generated: the new tokens of each sequence.
         text: the new text of each sequence; empty where the model has no tokenizer.
         problems: why calls are missing, where some are.
+        content_digest: of the trace, SHA-256 hexadecimal; empty where another writer does not give it.
     """
 
     path: Path
@@ -36,6 +39,7 @@ class TraceSummary:
     generated: tuple[tuple[int, ...], ...]
     text: tuple[str, ...]
     problems: tuple[str, ...]
+    content_digest: str
 
 
 def run_transformers(
@@ -49,29 +53,32 @@ def run_transformers(
     steps: Iterable[int] | None = None,
     dtype: DType = DType.BFLOAT16,
     forced: Sequence[Sequence[int]] | None = None,
+    progress: Progress | None = None,
     write: Writer | None = None,
-) -> TraceSummary:
+) -> RunSummary:
     """Record a transformers model on some prompts.
 
     Args:
         model: `smollm2`, `tiny-qwen3`, `tiny-gpt-oss`, a checkpoint folder, or a loaded model.
         prompts: text or token ids; several make one left-padded batch.
         out: the trace.
-        max_new_tokens: tokens to generate after each prompt; the last of them is never fed back.
+        max_new_tokens: tokens to generate after each prompt; the last of them is never fed back, so 0
+            and 1 record the prefill alone.
         attn_implementation: `sdpa`, `eager` or `tracekit`; None takes the model's own choice.
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
         dtype: of the weights, where the model is loaded here.
         forced: feed these tokens of each sequence instead of the model's own choices, so that two runs
             read the same input although they may choose differently.
+        progress: called with (done, total, text) after each forward.
         write: writes the trace; None takes `tracekit.store.write_trace`.
 
     Raises:
-        UsageError: `E-PROMPT`, `E-TOKENS`.
+        UsageError: `E-PROMPT`, `E-TOKENS`, `E-IMPLEMENTATION`.
         Unavailable: `E-MODEL`, `E-SMOLLM2`.
     """
-    if max_new_tokens < 1:
-        raise UsageError(f"max_new_tokens is at least 1, not {max_new_tokens}.", rule="E-TOKENS")
+    if max_new_tokens < 0:
+        raise UsageError(f"max_new_tokens is at least 0, not {max_new_tokens}.", rule="E-TOKENS")
     tokenizer = None
     if isinstance(model, str):
         model, tokenizer = load_model(model, attn_implementation, dtype)
@@ -79,9 +86,9 @@ def run_transformers(
         model.set_attn_implementation(attn_implementation)
     encoded = encode(prompts, tokenizer, model)
     with record(out, engine="transformers", model=model, layers=layers, steps=steps, write=write) as session:
-        generated = greedy(model, encoded, max_new_tokens, forced)
+        generated = greedy(model, encoded, max_new_tokens, forced, progress)
     text = () if tokenizer is None else tuple(tokenizer.decode(tokens) for tokens in generated)
-    return TraceSummary(
+    return RunSummary(
         Path(out),
         session.current,
         session.recorded,
@@ -89,11 +96,16 @@ def run_transformers(
         tuple(map(tuple, generated)),
         text,
         tuple(session.problems),
+        str(getattr(session.written, "content_digest", "")),
     )
 
 
 def greedy(
-    model: Any, prompts: list[list[int]], max_new_tokens: int, forced: Sequence[Sequence[int]] | None = None
+    model: Any,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    forced: Sequence[Sequence[int]] | None = None,
+    progress: Progress | None = None,
 ) -> list[list[int]]:
     """Decode greedily with a cache; a sequence that has ended is padding from then on.
 
@@ -102,6 +114,7 @@ def greedy(
         prompts: token ids.
         max_new_tokens: tokens after each prompt.
         forced: tokens to feed instead of the chosen ones; sequences then do not end early.
+        progress: called with (done, total, text) after each forward.
     """
     from transformers import DynamicCache
 
@@ -116,7 +129,7 @@ def greedy(
     generated: list[list[int]] = [[] for _ in prompts]
     alive = [True] * len(prompts)
     with torch.no_grad():
-        for step in range(max_new_tokens):
+        for step in range(max(max_new_tokens, 1)):
             positions = (real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
             logits = model(
                 input_ids=ids,
@@ -125,7 +138,13 @@ def greedy(
                 use_cache=True,
                 **{cache_name: cache},
             ).logits[:, -1]
-            chosen = logits.argmax(-1).tolist() if forced is None else [tokens[step] for tokens in forced]
+            chosen = logits.argmax(-1).tolist()
+            if forced is not None and max_new_tokens:
+                chosen = [tokens[step] for tokens in forced]
+            if progress is not None:
+                progress(step + 1, max(max_new_tokens, 1), "tokens")
+            if max_new_tokens == 0:
+                break
             for i, token in enumerate(chosen):
                 if alive[i]:
                     generated[i].append(token)

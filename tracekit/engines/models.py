@@ -1,6 +1,7 @@
 """Models by name for the built-in driver: the three that come with tracekit, a folder, or an id."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +36,14 @@ def load_model(
     progress = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        AutoConfig.from_pretrained(folder)
+        # A plain word is a folder or was fetched before; only `owner/name` is worth asking a hub for.
+        local = "/" not in name or Path(folder).is_dir()
+        AutoConfig.from_pretrained(folder, local_files_only=local)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch_dtype(dtype), attn_implementation=attn_implementation
+            folder,
+            dtype=torch_dtype(dtype),
+            attn_implementation=attn_implementation,
+            local_files_only=local,
         ).eval()
     except OSError as error:
         raise Unavailable(
@@ -61,7 +67,9 @@ def load_model(
     # The name a user knows; the folder of a checkpoint may lie anywhere.
     model.config._name_or_path = name
     try:
-        tokenizer = None if name in tiny.CONFIGS else AutoTokenizer.from_pretrained(folder)
+        tokenizer = (
+            None if name in tiny.CONFIGS else AutoTokenizer.from_pretrained(folder, local_files_only=local)
+        )
     except (OSError, ValueError):
         tokenizer = None
     return model, tokenizer

@@ -92,7 +92,7 @@ def _save(path: Path, session: Session, write: Writer | None) -> None:
     recording, calls = session.finish()
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
-    write(path, recording, calls)
+    session.written = write(path, recording, calls)
 
 
 def _adapter(name: str) -> Attach:

@@ -47,6 +47,8 @@ class _Kept:
 class Session:
     """One recording.
 
+    `problems` lists what went wrong, in words; `written` is what the writer of the trace gave back.
+
     Args:
         filters: what to keep.
         derive: gives the LSE of a call whose kernel gave none; None leaves it out.
@@ -60,6 +62,7 @@ class Session:
         self.identity = Identity()
         self.notes: dict[str, str] = {}
         self.problems: list[str] = []
+        self.written: object = None
         self._derive = derive
         self._kept: list[_Kept] = []
         self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}

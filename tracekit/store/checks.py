@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 from tracekit.model import Array
 from tracekit.store.head import Head
-from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_TEXT, NONE, USER_BLOCK
+from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_NUMBER, MAX_TEXT, NONE, USER_BLOCK
 from tracekit.store.rules import corrupt
 from tracekit.store.schema import DTYPES, FAMILIES, MODES, ORIGINS, WIDTHS, KVRole, Role, SelectionKind
 
-_END = np.uint64(1 << 63)
+_END = np.uint64(MAX_NUMBER)
 
 
 def check_tables(head: Head) -> None:
@@ -130,7 +130,8 @@ def _check_references(tables: dict[str, Array]) -> None:
     unlisted = (requests["tokens"] == NONE) != (requests["listed"] == 0)
     _refuse("E-28", unlisted, "requests", "token ids belong to listed requests, and only to them")
     large = (kv["first"] >= _END) | (kv["count"] >= _END) | (kv["generation"] >= _END)
-    _refuse("E-16", large, "kv", "a number is over 2^63")
+    _refuse("E-16", tables["calls"]["step"] >= _END, "calls", "the step is 2^62 or more")
+    _refuse("E-16", large, "kv", "a number is 2^62 or more")
 
 
 def _rows_of_calls(tables: dict[str, Array]) -> Array:
@@ -262,15 +263,14 @@ def decoded_bytes(head: Head) -> npt.NDArray[np.float64]:
     )
     owner = np.repeat(np.arange(len(calls)), calls["tensor_count"])
     rows = _rows_of_calls(tables).astype(np.float64)
-    total: npt.NDArray[np.float64] = np.bincount(owner, width * rows[owner], minlength=len(calls))
+    total = np.bincount(owner, width * rows[owner], minlength=len(calls))
     logs = tables["logs"]
     itemsize = np.array([DTYPES[name.decode()].container.itemsize for name in logs["dtype"]], np.float64)
     row_bytes = itemsize * logs["heads"] * (logs["key_dim"].astype(np.float64) + logs["value_dim"])
     owner = np.repeat(np.arange(len(calls)), calls["kv_count"])
-    total += np.bincount(owner, row_bytes[kv["log"]] * kv["count"], minlength=len(calls))
+    total = total + np.bincount(owner, row_bytes[kv["log"]] * kv["count"], minlength=len(calls))
     arrays = tables["arrays"]
     selections = tables["selections"]
     owner = np.repeat(np.arange(len(calls)), calls["selection_count"])
     ids = (arrays["count"][selections["a"]] + arrays["count"][selections["b"]]).astype(np.float64)
-    total += np.bincount(owner, 8.0 * ids, minlength=len(calls))
-    return total
+    return np.asarray(total + np.bincount(owner, 8.0 * ids, minlength=len(calls)), np.float64)

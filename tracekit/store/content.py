@@ -106,15 +106,15 @@ def _row_records(call: AttentionCall, entries: list[Entry]) -> Array:
     parts += [output.bits for output in (call.out, call.lse) if output is not None]
     if call.grads is not None:
         parts += [bits for bits in (call.grads.d_out, call.grads.d_q) if bits is not None]
-    count = call.num_rows
-    fixed = np.concatenate([_identity(call), *(_row_bytes(bits) for bits in parts)], axis=1)
-    families = _selections(call, entries)
-    records = np.empty((count, 32), np.uint8)
+    identity, families = _identity(call), _selections(call, entries)
+    views = [(rows.reshape(-1).data, rows.shape[1]) for rows in (identity, *map(_row_bytes, parts))]
+    records = np.empty((call.num_rows, 32), np.uint8)
     start = hashlib.sha256(_header(call))
-    for t in range(count):
+    for t in range(call.num_rows):
         digest = start.copy()
-        digest.update(fixed[t])
-        digest.update(b"".join(selection[t] for selection in families))
+        for view, width in views:
+            digest.update(view[t * width : (t + 1) * width])
+        digest.update(b"".join([selection[t] for selection in families]))
         records[t] = np.frombuffer(digest.digest(), np.uint8)
     return records
 

@@ -71,6 +71,8 @@ class Decoder:
             return self._call(entry, index)
         except InvalidCall as error:
             raise refused(error, f"call {index}") from None
+        except (ArithmeticError, LookupError) as error:  # numbers that no writer writes overflow in a noun
+            raise corrupt("E-21", f"Call {index} holds impossible numbers ({error}).", call=index) from None
 
     def _call(self, entry: Any, index: int) -> AttentionCall:
         tables = self._tables

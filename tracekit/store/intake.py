@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import AttentionCall, Bits, DType, KVRows, Origin
-from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_ROW, NONE
+from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_NUMBER, MAX_ROW, NONE
 from tracekit.store.schema import Role
 
 
@@ -40,7 +40,7 @@ def check_call(call: AttentionCall) -> None:
     for name, number, limit in (
         ("layer", call.layer, NONE),
         ("rank", call.rank, NONE),
-        ("step", call.step, 1 << 63),
+        ("step", call.step, MAX_NUMBER),
         ("ordinal", max(ordinals), NONE),
     ):
         if not 0 <= number < limit:
@@ -48,8 +48,8 @@ def check_call(call: AttentionCall) -> None:
     tensors = [bits for _, bits, _ in tensors_of(call)]
     for rows in kv_of(call):
         tensors += [rows.keys, *([] if rows.values is None else [rows.values])]
-        if max(rows.generation, rows.end) >= 1 << 63:
-            raise _limit("a KV row or generation", "below 2^63")
+        if max(rows.generation, rows.end) >= MAX_NUMBER:
+            raise _limit("a KV row or generation", "below 2^62")
     for bits in tensors:
         row = bits.data.itemsize
         for size in bits.shape[1:]:

@@ -45,8 +45,8 @@ def write_file(path: Path, tables: Mapping[str, Array], columns: Sequence[Column
     """
     columns = sorted(columns, key=lambda column: column.path.encode())
     order = sorted(spool.chunks, key=lambda chunk: (chunk.call, chunk.path.encode(), chunk.number))
-    room = 2048 * (len(columns) + len(TABLES)) + 48 * len(order)
-    for _ in range(4):
+    room = 640 * (len(columns) + len(TABLES)) + 48 * len(order)
+    for _ in range(8):
         offsets, payload_digest = _write(path, tables, columns, order, spool, room)
         length = path.stat().st_size
         ends = [offset + chunk.size for offset, chunk in zip(offsets, order, strict=True)]
@@ -57,7 +57,7 @@ def write_file(path: Path, tables: Mapping[str, Array], columns: Sequence[Column
                 head_digest = hashlib.sha256(file.read(head)).digest()
             return Written(head, length, head_digest, payload_digest)
         # The room for metadata was short: some of it went behind the first chunk.
-        room *= 4
+        room *= 2
     raise RuntimeError(f"libhdf5 did not keep the metadata of {path} before its chunks")
 
 

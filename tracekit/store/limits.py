@@ -13,6 +13,8 @@ MAX_ROW = 64 << 20
 MAX_TEXT = 64 << 20
 MAX_CALL = 16 << 30
 MAX_ARRAY_RANK = 8
+MAX_NUMBER = 1 << 62
+"""Steps, KV row numbers and generations lie below it, so that sums of two fit into int64."""
 NONE = 0xFFFF_FFFF
 """The table reference that points at nothing."""
 

@@ -14,8 +14,8 @@ from tracekit.store.head import Head, read_exactly
 from tracekit.store.rules import corrupt
 from tracekit.store.structure import PayloadSpec
 
-CACHE = 64 << 20
-"""Decoded bytes that are kept: calls of a decode share chunks with their neighbours."""
+CACHE = 256 << 20
+"""Decoded bytes that are kept: calls of a decode share chunks, and all their KV, with their neighbours."""
 
 
 class Payload:
@@ -45,12 +45,13 @@ class Payload:
             return self._empty(path)
         spec = self._head.payload[path]
         out = np.empty((count, *spec.shape[1:]), spec.dtype)
+        shared = path.startswith(("keys/", "values/"))
         whole: list[Callable[[], None]] = []
         for number in range(first // spec.chunk_rows, (first + count - 1) // spec.chunk_rows + 1):
             start = number * spec.chunk_rows
             lo, hi = max(first, start), min(first + count, start + spec.chunk_rows)
             part = out[lo - first : hi - first]
-            if hi - lo == spec.chunk_rows and (path, number) not in self._cache:
+            if hi - lo == spec.chunk_rows and not shared and (path, number) not in self._cache:
                 whole.append(lambda number=number, part=part: self.decode(spec, number, part))  # type: ignore[misc]
             else:
                 part[:] = self._chunk(spec, number)[lo - start : hi - start]

@@ -1,0 +1,187 @@
+"""What cannot be recorded is refused by name, and never disturbs the engine or passes silently."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tracekit.engines import transformers as engine
+from tracekit.engines.driver import greedy, run_transformers
+from tracekit.errors import InvalidCall, NothingSelected, Unavailable, Unsupported, UsageError
+from tracekit.recorder.api import CaptureIncomplete, record
+
+
+class BypassAttention(nn.Module):
+    """Attention that calls torch itself."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer_idx = layer
+
+    def forward(self, hidden, **_):
+        heads = hidden.unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).squeeze(1)
+
+
+class BypassModel(nn.Module):
+    class Config:
+        model_type = "bypass"
+        _attn_implementation = "sdpa"
+
+        def to_dict(self):
+            return {}
+
+    def __init__(self):
+        super().__init__()
+        self.config = self.Config()
+        self.embed = nn.Embedding(50, 16)
+        self.layers = nn.ModuleList(BypassAttention(i) for i in range(2))
+
+    def forward(self, input_ids):
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_a_model_that_bypasses_the_interface(recorded):
+    with pytest.raises(Unsupported, match="BypassModel ran 1 steps and never called") as error:
+        recorded(BypassModel(), lambda m: m(torch.tensor([[1, 2, 3]])))
+    assert error.value.rule == "R-BYPASS"
+
+
+def test_a_layer_that_bypasses_the_interface_cuts_the_step(qwen3, recorded, prompt, monkeypatch):
+    attention = qwen3.model.layers[1].self_attn
+    monkeypatch.setattr(attention, "forward", lambda hidden_states, **_: (hidden_states, None))
+    with pytest.warns(CaptureIncomplete, match="1 of 2 attention modules did not call"):
+        got = recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), use_cache=False))
+
+    (line,) = got.recording.ledger
+    assert (line.expected, line.fired, line.recorded) == (2, 1, 1)
+    assert not line.complete
+
+
+def test_a_hook_that_raises_does_not_reach_the_engine(qwen3, recorded, prompt, monkeypatch):
+    real = engine.observe_call
+
+    def broken(kernel, call, forward):
+        if call.module.layer_idx == 1:
+            raise ZeroDivisionError("of the hook")
+        return real(kernel, call, forward)
+
+    tokens = greedy(qwen3, [prompt(5)], 3)
+    monkeypatch.setattr(engine, "observe_call", broken)
+    seen = []
+    with pytest.warns(CaptureIncomplete, match="ZeroDivisionError"):
+        got = recorded(qwen3, lambda m: seen.append(greedy(m, [prompt(5)], 3)))
+
+    assert seen == [tokens]
+    assert [call.layer for call in got.calls] == [0, 0, 0]
+    assert all(line.cut and not line.complete for line in got.recording.ledger)
+    assert all((line.expected, line.fired, line.recorded) == (2, 2, 1) for line in got.recording.ledger)
+
+
+def test_a_cache_that_was_filled_before(qwen3, recorded, prompt):
+    with torch.no_grad():
+        cache = qwen3(torch.tensor([prompt(5)]), use_cache=True).past_key_values
+    with pytest.raises(Unsupported, match="begin the recording before the prefill"):
+        recorded(qwen3, lambda m: m(torch.tensor([[7]]), cache=cache))
+
+
+def test_packed_sequences(qwen3, recorded):
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(Unsupported, match="packed"):
+        recorded(qwen3, lambda m: m(torch.tensor([[5, 6, 7, 8, 9]]), position_ids=positions, use_cache=False))
+
+
+def test_a_cropped_cache(qwen3, recorded, prompt):
+    def crop(model):
+        with torch.no_grad():
+            cache = model(torch.tensor([prompt(6)]), use_cache=True).past_key_values
+            cache.crop(-2)
+            model(torch.tensor([[9]]), cache=cache)
+
+    with pytest.warns(CaptureIncomplete, match="cropped, reordered or filled elsewhere"):
+        got = recorded(qwen3, crop)
+    assert [line.complete for line in got.recording.ledger] == [True, False]
+
+
+def test_mixed_dtypes(qwen3, recorded, prompt, monkeypatch):
+    """Values in another dtype than q and k: the function below takes it, a trace does not."""
+    from transformers import AttentionInterface
+
+    original = AttentionInterface._global_mapping["sdpa"]
+
+    def lenient(module, q, k, v, mask, **kwargs):
+        return original(module, q, k, v.to(q.dtype), mask, **kwargs)
+
+    def action(model):
+        layer = AttentionInterface._global_mapping["sdpa"]
+        module = model.model.layers[0].self_attn
+
+        def hook(_, args, kwargs):
+            q = torch.zeros(1, 4, 3, 32, dtype=torch.bfloat16)
+            layer(module, q, q[:, :2], q[:, :2].float(), None, scaling=1.0)
+
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        try:
+            model(torch.tensor([[5, 6, 7]]), use_cache=False)
+        finally:
+            handle.remove()
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", lenient)
+    with pytest.warns(CaptureIncomplete, match="mixes dtypes"):
+        got = recorded(qwen3, action)
+    assert "values float32" in got.recording.ledger[0].cut
+
+
+def test_models_of_a_later_day(qwen3, monkeypatch):
+    monkeypatch.setattr(type(qwen3.config), "model_type", "deepseek_v4")
+    with pytest.raises(Unsupported, match="deepseek_v4 is not recorded yet"):
+        engine.attach(None, model=qwen3).__enter__()
+
+
+def test_an_implementation_that_is_not_recorded(qwen3, monkeypatch):
+    monkeypatch.setattr(qwen3.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(Unsupported, match="runs flash_attention_2"):
+        engine.attach(None, model=qwen3).__enter__()
+
+
+def test_filters_that_leave_nothing(qwen3, recorded, prompt):
+    with pytest.raises(NothingSelected, match="leave none of the 2 calls"):
+        recorded(qwen3, lambda m: greedy(m, [prompt(5)], 1), layers=[7])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "match"),
+    [
+        ({"model": "no-such-model"}, Unavailable, "no model 'no-such-model' here"),
+        ({"prompts": ["text"]}, UsageError, "no tokenizer"),
+        ({"prompts": [[]]}, UsageError, "at least one token"),
+        ({"prompts": [[999]]}, UsageError, "below 256"),
+        ({"max_new_tokens": -1}, UsageError, "at least 0"),
+    ],
+)
+def test_the_driver_names_what_is_wrong(arguments, kind, match, tmp_path):
+    with pytest.raises(kind, match=match):
+        run_transformers(
+            **({"model": "tiny-qwen3", "prompts": [[5, 6]], "out": tmp_path / "x.h5"} | arguments)
+        )
+
+
+def test_an_engine_that_is_not_known():
+    with (
+        pytest.raises(UsageError, match=r"the engines are .*transformers"),
+        record("unused.h5", engine="transformer"),
+    ):
+        pass
+
+
+def test_manual_arrays_of_two_dtypes():
+    half, single = np.zeros((3, 2, 4), np.float16), np.zeros((3, 2, 4), np.float32)
+    with (
+        pytest.raises(InvalidCall, match="q float16, keys float32"),
+        record("unused.h5", write=lambda *_: None) as session,
+        session.step({"a": [1, 2, 3]}),
+    ):
+        session.attention(layer=0, q=half, keys=single, values=single, scale=1.0)

@@ -1,0 +1,59 @@
+"""Provider `transformers`: the engine's own function on the recorded launch gives the recorded bits."""
+
+from dataclasses import replace
+
+import pytest
+
+from tracekit.engines.driver import greedy
+from tracekit.errors import Unsupported
+from tracekit.providers.base import Execution, Launch, Provider
+from tracekit.providers.transformers import Transformers
+
+CASES = [("qwen3", "sdpa"), ("qwen3", "eager"), ("gpt_oss", "eager")]
+
+
+@pytest.fixture
+def calls(request, recorded, prompt):
+    """Prefill and decode, past the window, padded and not."""
+    name, kernel = request.param
+    model = request.getfixturevalue(name)
+    model.set_attn_implementation(kernel)
+    alone = recorded(model, lambda m: greedy(m, [prompt(33)], 4)).calls
+    return [*alone, *recorded(model, lambda m: greedy(m, [prompt(5, 1), prompt(25, 2)], 4)).calls]
+
+
+@pytest.mark.parametrize("calls", CASES, indirect=True, ids="-".join)
+def test_the_recorded_launch_gives_the_recorded_bits(calls):
+    provider = Transformers()
+    for call in calls:
+        answer = provider.run(Launch((call,)))
+        assert answer.tensors[0].out.same(call.out.bits), (call.layer, call.step)
+        assert answer.executed == call.provenance.executed == provider.identity_of(call)
+
+
+@pytest.mark.parametrize("calls", CASES, indirect=True, ids="-".join)
+def test_a_fresh_launch_is_the_one_that_the_engine_would_make(calls):
+    """Without a plan: the same padding on the left and the same kind of mask, so the same bits."""
+    for call in calls:
+        answer = Transformers().run(Launch((replace(call, launch=None),), Execution(threads=1)))
+        assert answer.tensors[0].out.same(call.out.bits), (call.layer, call.step)
+
+
+@pytest.mark.parametrize("calls", [("gpt_oss", "eager")], indirect=True, ids="-".join)
+def test_sdpa_refuses_sinks(calls):
+    provider = Transformers("sdpa")
+    assert provider.refuses(calls[0]) == "it does not take an attention sink"
+    with pytest.raises(Unsupported):
+        provider.run(Launch((calls[0],)))
+
+
+@pytest.mark.parametrize("calls", [("qwen3", "eager")], indirect=True, ids="-".join)
+def test_a_trace_names_no_module_to_import(calls):
+    call = calls[0]
+    provenance = replace(call.provenance, details={"module": "os.path.Attention"})
+    assert "not in transformers" in Transformers().refuses(replace(call, provenance=provenance))
+
+
+def test_it_is_a_provider():
+    assert isinstance(Transformers(), Provider)
+    assert Transformers().advertised() == {"rerun", "recorded"}

@@ -1,0 +1,21 @@
+"""A payload dataset with a chunk of 1 GiB."""
+
+import hdf5plugin
+import numpy as np
+
+from tests.malformed.tamper import good, objects
+
+RULE = "E-12"
+
+
+def build(path):
+    def change(file):
+        del file["payload/q/0"]
+        shape = (2**29 // 32, 4, 8)
+        q = file.create_dataset(
+            "payload/q/0", shape, "<u2", chunks=shape, shuffle=True, **hdf5plugin.Zstd(clevel=1)
+        )
+        q.attrs["tracekit_dtype"] = np.bytes_("bfloat16")
+
+    good(path)
+    objects(path, change)

@@ -1,0 +1,133 @@
+"""Recording an attention function of one's own, through a file and back."""
+
+import numpy as np
+import pytest
+
+from tracekit.errors import ConventionAmbiguous, InvalidCall, UsageError
+from tracekit.model import Mode, Origin
+from tracekit.recorder.api import CaptureIncomplete, record
+from tracekit.store import open_trace
+
+
+def arrays(rows, held, heads=4, kv_heads=2, seed=0):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.standard_normal((rows, heads, 8), np.float32),
+        rng.standard_normal((held, kv_heads, 8), np.float32),
+        rng.standard_normal((held, kv_heads, 8), np.float32),
+    )
+
+
+def test_prefill_and_decode_of_two_requests(tmp_path):
+    qa, ka, va = arrays(3, 4, seed=1)
+    qb, kb, vb = arrays(2, 2, seed=2)
+    qd, _, _ = arrays(1, 1, seed=3)
+    with record(tmp_path / "x.h5") as session:
+        with session.step({"a": [5, 6, 7], "b": [8, 9]}, calls=1):
+            session.attention(
+                layer=0,
+                q=np.concatenate([qa, qb]),
+                keys={"a": ka[:3], "b": kb},
+                values={"a": va[:3], "b": vb},
+                scale=0.5,
+            )
+        with session.step({"a": [10]}, calls=1):
+            session.attention(layer=0, q=qd, keys=ka, values=va, scale=0.5)
+
+    with open_trace(tmp_path / "x.h5") as trace:
+        prefill, decode = trace
+        requests = trace.recording.requests
+    assert [(r.alias, r.token_ids.tolist(), r.prompt_length) for r in requests] == [
+        ("a", [5, 6, 7, 10], 3),
+        ("b", [8, 9], 2),
+    ]
+    assert (prefill.mode, decode.mode) == (Mode.PREFILL, Mode.DECODE)
+    assert decode.rows.positions.tolist() == [3]
+    assert np.array_equal(prefill.q.to_float32(), np.concatenate([qa, qb]))
+    assert prefill.lse.origin is Origin.DERIVED
+    scores = np.einsum("hd,nhd->hn", qd[0].astype(float), np.repeat(ka, 2, axis=1).astype(float)) * 0.5
+    assert np.array_equal(decode.lse.bits.to_float32()[0], np.log(np.exp(scores).sum(1)).astype(np.float32))
+
+
+def test_packed_kv_of_two_heads_is_refused_until_the_axis_is_named():
+    q, k, v = arrays(3, 3)
+    calls = []
+    with (
+        record("unused.h5", write=lambda p, r, c: calls.extend(c)) as session,
+        session.step({"a": [1, 2, 3]}),
+    ):
+        packed = np.stack([k, v], 1)
+        with pytest.raises(ConventionAmbiguous, match="kv_axis="):
+            session.attention(layer=0, q=q, kv=packed, num_kv_heads=2, scale=1.0)
+        session.attention(layer=0, q=q, kv=packed, num_kv_heads=2, kv_axis=1, scale=1.0)
+
+    rows = next(iter(next(iter(calls[0].kv.values())).values()))
+    assert np.array_equal(rows.keys.to_float32(), k)
+    assert np.array_equal(rows.values.to_float32(), v)
+
+
+def test_a_call_that_breaks_a_rule_is_in_the_ledger():
+    """q has one row too few: the recording ends with the reason, not with a wrong call."""
+    q, k, v = arrays(2, 3)
+    kept = []
+
+    def write(path, recording, calls):
+        kept.extend([recording, calls])
+
+    with (
+        pytest.warns(CaptureIncomplete, match="q is"),
+        record("unused.h5", write=write) as session,
+        session.step({"a": [1, 2, 3]}, calls=1),
+    ):
+        session.attention(layer=0, q=q, keys=k, values=v, scale=1.0)
+
+    recording, calls = kept
+    assert calls == []
+    assert "q is [T, H, D] with T = 3 rows" in recording.ledger[0].cut
+    assert recording.ledger[0].recorded == 0
+
+
+def test_kv_must_be_given():
+    q, k, _ = arrays(3, 3)
+    with (
+        pytest.raises(UsageError, match="has no KV"),
+        record("unused.h5", write=lambda *_: None) as session,
+        session.step({"a": [1, 2, 3]}),
+    ):
+        session.attention(layer=0, q=q, keys=k, scale=1.0)
+
+
+def test_double_precision_is_refused():
+    q, k, v = arrays(3, 3)
+    with (
+        pytest.raises(InvalidCall, match="q is float64; pass bfloat16, float16 or float32"),
+        record("unused.h5", write=lambda *_: None) as session,
+        session.step({"a": [1, 2, 3]}),
+    ):
+        session.attention(layer=0, q=q.astype(np.float64), keys=k, values=v, scale=1.0)
+
+
+def test_kv_that_changed_under_a_request_is_said():
+    _, k, v = arrays(3, 3)
+    changed = k.copy()
+    changed[1] += 1
+    calls = []
+
+    def run():
+        with record("unused.h5", write=lambda p, r, c: calls.extend(c)) as session:
+            with session.step({"a": [1, 2]}):
+                session.attention(layer=0, q=arrays(2, 1)[0], keys=k[:2], values=v[:2], scale=1.0)
+            with session.step({"a": [3]}):
+                session.attention(layer=0, q=arrays(1, 1)[0], keys=changed, values=v, scale=1.0)
+
+    with pytest.warns(CaptureIncomplete, match="KV row 1 of request 0 changed"):
+        run()
+
+    generations = [next(iter(next(iter(c.kv.values())).values())).generation for c in calls]
+    assert generations == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [[], [-1]])
+def test_filters_are_checked(bad):
+    with pytest.raises(UsageError, match="layers is a list of numbers from 0"), record("x.h5", layers=bad):
+        pass
