@@ -7,7 +7,7 @@ import pytest
 
 import tracekit
 from tracekit.providers.base import Launch
-from tracekit.providers.registry import resolve
+from tracekit.providers.registry import create
 
 TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*.h5"))
 
@@ -42,7 +42,7 @@ def test_tka1_keeps_its_promises(path, golden):
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_cpp_and_numpy_give_equal_bits(path):
     """Not the golden's bits alone: both forms on every recorded input."""
-    forms = [resolve(name) for name in ("tka1", "tka1-numpy")]
+    forms = [create(name) for name in ("tka1", "tka1-numpy")]
     with tracekit.open(path) as trace:
         for index in range(len(trace)):
             launch = Launch((trace.call(index),))
