@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tracekit.engines import tiny, transformers_backend
 from tracekit.model import AttentionCall, Recording
@@ -41,8 +42,13 @@ def recorded():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _backend():
+def _engine():
+    """One thread: OpenMP workers that wait for tiny products would take the time of other tests."""
     transformers_backend.register()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -203,6 +203,41 @@ def test_filters_count_what_they_leave_out(qwen3, recorded, prompt):
     assert all(line.complete for line in got.recording.ledger)
 
 
+def test_a_prefill_in_chunks_is_one_prompt(qwen3, recorded, prompt):
+    """Two forwards of several tokens, then a decode: one request, whose prompt is both chunks."""
+    ids = prompt(13)
+
+    def run(model):
+        with torch.no_grad():
+            cache = model(torch.tensor([ids[:8]]), use_cache=True).past_key_values
+            model(torch.tensor([ids[8:]]), cache=cache)
+            model(torch.tensor([[7]]), cache=cache)
+
+    got = recorded(qwen3, run)
+    (request,) = got.recording.requests
+    assert request.token_ids.tolist() == [*ids, 7]
+    assert request.prompt_length == 13
+    assert [got.at(layer=0, step=s).mode for s in range(3)] == [Mode.PREFILL, Mode.PREFILL, Mode.DECODE]
+    second = got.at(layer=0, step=1)
+    assert second.rows.positions.tolist() == list(range(8, 13))
+    assert second.selection.families[DENSE].hi.tolist() == list(range(9, 14))
+
+
+def test_forced_tokens_are_what_is_fed(qwen3, recorded, prompt):
+    got = recorded(qwen3, lambda m: greedy(m, [prompt(5)], 4, forced=[[9, 8, 7, 6]]))
+    assert got.recording.requests[0].token_ids.tolist() == [*prompt(5), 9, 8, 7]
+
+
+def test_training_is_its_own_mode(qwen3, recorded, prompt):
+    qwen3.train()
+    try:
+        got = recorded(qwen3, lambda m: m(torch.tensor([prompt(6)]), use_cache=False))
+    finally:
+        qwen3.eval()
+    assert {call.mode for call in got.calls} == {Mode.TRAINING}
+    assert got.calls[0].launch.scalars["grad"]
+
+
 def test_lse_is_derived_and_says_so(qwen3, recorded, prompt):
     call = recorded(qwen3, lambda m: greedy(m, [prompt(5)], 1)).at(layer=0, step=0)
 

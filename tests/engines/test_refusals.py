@@ -106,6 +106,14 @@ def test_a_cropped_cache(qwen3, recorded, prompt):
     assert [line.complete for line in got.recording.ledger] == [True, False]
 
 
+def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
+    from transformers import StaticCache
+
+    cache = StaticCache(config=qwen3.config, max_cache_len=32)
+    with torch.no_grad(), pytest.raises(Unsupported, match=r"is a StaticLayer.*pass a DynamicCache"):
+        recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), cache=cache))
+
+
 def test_mixed_dtypes(qwen3, recorded, prompt, monkeypatch):
     """Values in another dtype than q and k: the function below takes it, a trace does not."""
     from transformers import AttentionInterface

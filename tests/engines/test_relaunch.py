@@ -54,6 +54,17 @@ def test_a_trace_names_no_module_to_import(calls):
     assert "not in transformers" in Transformers().refuses(replace(call, provenance=provenance))
 
 
+@pytest.mark.parametrize("calls", [("qwen3", "sdpa")], indirect=True, ids="-".join)
+def test_a_plan_that_does_not_fit_is_refused(calls):
+    call = calls[0]
+    scalars = {name: value for name, value in call.launch.scalars.items() if name != "scaling"}
+    lacking = replace(call, launch=replace(call.launch, scalars=scalars))
+    assert Transformers().refuses(lacking) == "its launch plan lacks scaling"
+
+    fewer = replace(call, launch=replace(call.launch, scalars=call.launch.scalars | {"key_length": 8}))
+    assert "another number of KV rows" in Transformers().refuses(fewer)
+
+
 def test_it_is_a_provider():
     assert isinstance(Transformers(), Provider)
     assert Transformers().advertised() == {"rerun", "recorded"}

@@ -34,6 +34,7 @@ from tracekit.engines.transformers_step import (
     read_forward,
 )
 from tracekit.errors import TracekitError, Unsupported
+from tracekit.model import Mode
 from tracekit.recorder.session import Session
 
 LATER = {
@@ -106,7 +107,12 @@ class Recorder:
         expected = len(self._modules)
         try:
             forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
-            self._session.begin(new_tokens(forward, self._session), expected=expected)
+            training = self._model.training and torch.is_grad_enabled()
+            self._session.begin(
+                new_tokens(forward, self._session),
+                expected=expected,
+                mode=Mode.TRAINING if training else None,
+            )
             self._forward = forward
         except Exception as error:
             self._session.begin({}, expected=expected)

@@ -13,7 +13,7 @@ from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.providers.transformers_identity import executed
-from tracekit.providers.transformers_launch import Arguments, fresh, relaunch
+from tracekit.providers.transformers_launch import Arguments, fresh, relaunch, unusable
 from tracekit.verdict import ClaimId
 
 Implementation = Literal["sdpa", "eager"]
@@ -70,6 +70,8 @@ class Transformers:
         if call.provenance.executed.kernel == f"{_PREFIX}eager" and _eager_module(call) is None:
             module = call.provenance.details.get("module", "its model")
             return f"the eager function of {module} is not in transformers"
+        if self._is_planned(call) and call.launch is not None:
+            return unusable(call, call.launch)
         return None
 
     def run(self, launch: Launch) -> Answer:
@@ -92,17 +94,18 @@ class Transformers:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         implementation = self._chosen(call)
-        planned = call.launch is not None and call.launch.kernel == f"{_PREFIX}{implementation}"
-        arguments = (
-            relaunch(call, call.launch)
-            if planned and call.launch is not None
-            else fresh(call, implementation)
-        )
+        if call.launch is not None and self._is_planned(call):
+            arguments = relaunch(call, call.launch)
+        else:
+            arguments = fresh(call, implementation)
         with torch.set_grad_enabled(arguments.q.requires_grad):
             out = self._function(call, implementation)(
                 arguments.module, arguments.q, arguments.k, arguments.v, arguments.mask, **arguments.kwargs
             )[0]
         return Tensors(_rows(out, arguments), None)
+
+    def _is_planned(self, call: AttentionCall) -> bool:
+        return call.launch is not None and call.launch.kernel == f"{_PREFIX}{self._chosen(call)}"
 
     def _chosen(self, call: AttentionCall) -> Implementation:
         if self._implementation is not None:

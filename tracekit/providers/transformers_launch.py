@@ -42,18 +42,43 @@ class Arguments:
     row_slots: npt.NDArray[np.int64]
 
 
+_SCALARS = ("batch", "query_length", "key_length", "mask_kind", "scaling", "is_causal", "module_is_causal")
+_LAYOUT = ("q_layout", "kv_layout", "grad", "sink_dtype")
+
+
+def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
+    """Return why a plan does not describe the launch of its call, in one clause, or None.
+
+    A trace may come from anywhere: what is rebuilt from it is checked first.
+    """
+    missing = [name for name in (*_SCALARS, *_LAYOUT) if name not in plan.scalars]
+    arrays = [name for name in ("key_real",) if name not in plan.arrays]
+    if plan.scalars.get("mask_kind") != "none":
+        arrays += [name for name in ("mask",) if name not in plan.arrays]
+    if missing or arrays:
+        return f"its launch plan lacks {', '.join([*missing, *arrays])}"
+    counts = [slots.size for slots in _key_slots(call, plan)[1]]
+    if counts != [rows.count for rows in _rows_held(call)]:
+        return "its launch plan places another number of KV rows than the call holds"
+    return None
+
+
 def relaunch(call: AttentionCall, plan: LaunchPlan) -> Arguments:
-    """Rebuild the launch that a plan describes."""
+    """Rebuild the launch that a plan describes; `unusable` must have found nothing."""
+    batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
+    places, slots = _key_slots(call, plan)
+    shape = _Shape(batch, length, held, places, slots, plan.row_slots)
+    return _arguments(call, shape, rebuild_mask(plan), plan.scalars)
+
+
+def _key_slots(call: AttentionCall, plan: LaunchPlan) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
+    """The batch place of each request, and the key slots there that hold its rows."""
     batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
     packed = np.asarray(plan.arrays["key_real"], np.uint8)
     real = np.unpackbits(packed, count=batch * held).astype(np.bool_).reshape(batch, held)
-    places = [
-        int(plan.row_slots[int(np.argmax(call.rows.request == i))]) // length
-        for i in range(len(call.rows.requests))
-    ]
-    slots = [np.flatnonzero(real[place]) for place in places]
-    shape = _Shape(batch, length, held, places, slots, plan.row_slots)
-    return _arguments(call, shape, rebuild_mask(plan), plan.scalars)
+    first = [int(np.argmax(call.rows.request == i)) for i in range(len(call.rows.requests))]
+    places = [int(plan.row_slots[row]) // length for row in first]
+    return places, [np.flatnonzero(real[place]) for place in places]
 
 
 def fresh(call: AttentionCall, implementation: str) -> Arguments:
