@@ -79,6 +79,16 @@ def test_a_kernel_that_cannot_be_made_is_an_error_where_it_was_named():
         run("NoSuchThing")
 
 
+def test_with_a_claim_by_name_it_is_a_verdict():
+    missing = run("NotInstalled", claims=["rows"])
+    assert missing.find("rows").status is Status.NOT_RUN
+    assert missing.find("rows").reason == "this kernel needs a GPU."
+    assert missing.exit_code == Exit.NOT_RUN
+    broken = run("CannotBeMade", claims=["rows"])
+    assert broken.find("rows").status is Status.INCONCLUSIVE
+    assert broken.exit_code == Exit.INCONCLUSIVE
+
+
 def test_the_error_of_a_dead_child_carries_its_last_words():
     with Worker(Named("tests.replayer.faulty:Crashes"), 60) as worker:
         worker.open()

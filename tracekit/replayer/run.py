@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from tracekit.env import settings
-from tracekit.errors import TracekitError
+from tracekit.errors import ProviderFailed, TracekitError, Unavailable
 from tracekit.model import AttentionCall
 from tracekit.providers import registry
 from tracekit.providers.recorded_answer import RecordedAnswer
@@ -55,8 +55,10 @@ def replay(
     Raises:
         NothingSelected: the filters leave no call of a trace.
         UsageError: a provider or a claim does not exist.
-        Unavailable: a provider that was named needs something that is not installed.
-        ProviderFailed: a provider that was named failed before it could run.
+        Unavailable: a provider that was named needs something that is not installed; with claims by name
+            they are *not run* instead.
+        ProviderFailed: a provider that was named failed before it could run; with claims by name they are
+            *inconclusive* instead.
     """
     check_claims(claims)
     for spec in providers or ():
@@ -116,12 +118,19 @@ class _Desk:
                 sessions.append(self._session(planned, trace, indices[0]))
             except _DoesNotFit as reason:
                 if self._claims is None or "recorded" in self._claims:
-                    early.append(self._not_run(trace, planned.provider, "recorded", str(reason)))
+                    early.append(self._early(trace, planned.provider, "recorded", str(reason)))
+            except (Unavailable, ProviderFailed) as error:
+                # Without a claim by name nobody knows what the kernel would have promised.
+                if self._claims is None:
+                    raise
+                status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
+                for claim in self._claims:
+                    early.append(self._early(trace, planned.provider, claim, str(error), status))
         for session in sessions:
             named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
             if session.worker is None and asked is not None:
                 why = "the trace runs nothing: only `control` can be judged on what it recorded"
-                early += [self._not_run(trace, TRACE, claim, why) for claim in sorted(named)]
+                early += [self._early(trace, TRACE, claim, why) for claim in sorted(named)]
         return [session for session in sessions if session.tallies], early
 
     def _session(self, planned: Planned, trace: TraceLike, first: int) -> Session:
@@ -170,8 +179,16 @@ class _Desk:
             worker.open()
         return worker
 
-    def _not_run(self, trace: TraceLike, provider: str, claim: ClaimId, reason: str) -> Verdict:
-        return Verdict(claim, provider, Status.NOT_RUN, reason, trace=name_of(trace), seed=self._seed)
+    def _early(
+        self,
+        trace: TraceLike,
+        provider: str,
+        claim: ClaimId,
+        reason: str,
+        status: Status = Status.NOT_RUN,
+    ) -> Verdict:
+        """A verdict on a kernel that never came to run."""
+        return Verdict(claim, provider, status, reason, trace=name_of(trace), seed=self._seed)
 
 
 class _DoesNotFit(Exception):

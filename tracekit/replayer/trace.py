@@ -74,7 +74,8 @@ def select(
     heads: Sequence[Head] = trace.heads
     wanted_layers = None if layers is None else set(layers)
     wanted_calls = None if calls is None else set(calls)
-    keys = None if requests is None else _keys(trace, list(requests))
+    named = None if requests is None else list(requests)
+    keys = None if named is None else _keys(trace, named)
     chosen = [
         head.index
         for head in heads
@@ -84,8 +85,16 @@ def select(
     ]
     if not chosen:
         there = sorted({head.layer for head in heads})
+        asked = [
+            f"{name} {spans(sorted(wanted))}"
+            for name, wanted in (("layers", wanted_layers), ("calls", wanted_calls))
+            if wanted is not None
+        ]
+        if named is not None:
+            asked.append(f"requests {', '.join(named)}")
         raise NothingSelected(
-            f"{name_of(trace)}: the filters leave none of {len(heads)} calls; the trace holds "
+            f"{name_of(trace)}: {' and '.join(asked) or 'an empty trace'} leaves none of {len(heads)} calls; "
+            "the trace holds "
             f"layers {spans(there)}, calls {spans(sorted(head.index for head in heads))} and requests "
             f"{', '.join(str(request.key) for request in trace.recording.requests) or 'unnamed'}.",
             rule="V-SELECT",
