@@ -31,7 +31,9 @@ def test_a_kept_promise_passes(project):
 def test_a_broken_promise_fails_with_its_place(project):
     project.makepyfile("""
         import pytest
-        @pytest.mark.tracekit("golden.h5", claims=["decode"], provider="tracekit.controls.decode:LengthOffByOne")
+        TWIN = "tracekit.controls.decode:LengthOffByOne"
+
+        @pytest.mark.tracekit("golden.h5", claims=["decode"], provider=TWIN)
         def test_it(golden):
             golden.check()
     """)
