@@ -31,9 +31,8 @@ def test_a_kept_promise_passes(project):
 def test_a_broken_promise_fails_with_its_place(project):
     project.makepyfile("""
         import pytest
-        TWIN = "tracekit.controls.decode:LengthOffByOne"
-
-        @pytest.mark.tracekit("golden.h5", claims=["decode"], provider=TWIN)
+        BROKEN = "tracekit.controls.decode:LengthOffByOne"
+        @pytest.mark.tracekit("golden.h5", claims=["decode"], provider=BROKEN)
         def test_it(golden):
             golden.check()
     """)

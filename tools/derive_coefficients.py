@@ -15,11 +15,12 @@ The output is the one that the header must agree with (tests/tka1/test_coefficie
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import mpmath as mp
 
 NODES = 300
-Number = mp.mpf
+Number: TypeAlias = Any  # an mpmath number; the package has no type information
 Function = Callable[[Number], Number]
 
 

@@ -1,10 +1,10 @@
 """Bad input: one sentence, the right exit code, no traceback, nothing lost."""
 
 import json
-import shutil
 
 import pytest
 
+from tests.malformed import e02_newer_format
 from tracekit.cli.main import VERBS
 
 
@@ -63,10 +63,9 @@ def test_truncated_trace(tracekit_cli, prefill, tmp_path):
     assert tracekit_cli("verify", cut).code == 2
 
 
-def test_newer_format(tracekit_cli, prefill, tmp_path):
-    from tests.malformed.newer import newer
-
-    path = newer(shutil.copy(prefill, tmp_path / "newer.h5"))
+def test_newer_format(tracekit_cli, tmp_path):
+    path = tmp_path / "newer.h5"
+    e02_newer_format.build(path)
     done = tracekit_cli("inspect", path)
     assert done.code == 2
     assert "newer" in sentence(done)

@@ -7,7 +7,7 @@ from tracekit.providers.tka1 import native
 def build(request: pytest.FixtureRequest) -> native.Library:
     """Every build of the C++ that this machine can run."""
     if request.param not in native.available():
-        pytest.skip(f"no build {request.param} on this machine; it has {native.available()}")
+        pytest.skip(f"this machine does not run {request.param}")
     return native.load(request.param)
 
 

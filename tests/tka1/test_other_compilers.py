@@ -27,7 +27,7 @@ INSTRUCTION_SETS = {
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_clang(isa: str, tmp_path: Path):
     if isa not in native.available():
-        pytest.skip(f"this processor does not run {isa}")
+        pytest.skip(f"this machine does not run {isa}")
     path = tmp_path / f"libtka1_{isa}.so"
     command = [
         "clang++",

@@ -77,9 +77,9 @@ def causal(rng: np.random.Generator, rows: int, length: int) -> tuple[Callable[[
     )
 
     def peer(dtype: torch.dtype) -> Callable[[], object]:
-        tensors = [_tensor(x).to(dtype).transpose(0, 1)[None].contiguous() for x in (q, k, v)]
+        query, keys, values = (_tensor(x).to(dtype).transpose(0, 1)[None].contiguous() for x in (q, k, v))
         return lambda: F.scaled_dot_product_attention(
-            *tensors, attn_mask=mask, is_causal=rows == length, enable_gqa=True
+            query, keys, values, attn_mask=mask, is_causal=rows == length, enable_gqa=True
         )
 
     return _ours(inputs), {"torch bf16": peer(torch.bfloat16), "torch fp32": peer(torch.float32)}

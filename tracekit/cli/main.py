@@ -7,6 +7,7 @@ torch.
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -74,9 +75,10 @@ def run(arguments: list[str]) -> int:
     except TracekitError as known:
         return _tell(known, arguments)
     except BrokenPipeError:
-        # the reader of our output (`| head`) went away; that is no fault, and stdout cannot be flushed
+        # The reader of our output (`| head`) went away: no fault of ours, but the verdicts were not told, so
+        # the code is the shell's own for a closed pipe and never 0. stdout can no longer be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
+        return 128 + signal.SIGPIPE
     except Exception:
         traceback.print_exc()
         click.echo("tracekit: this is a fault of tracekit, not of your input; please report it.", err=True)

@@ -8,6 +8,7 @@ import click
 from tracekit.cli.options import existing_parent, json_option, parse_numbers, size_words
 from tracekit.cli.progress import progress
 from tracekit.errors import UsageError
+from tracekit.verdict import Exit
 
 IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
 
@@ -27,9 +28,7 @@ IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
 @click.option(
     "--attn",
     type=click.Choice(IMPLEMENTATIONS),
-    default="sdpa",
-    show_default=True,
-    help="The attention the model runs on; `tracekit` is TKA-1.",
+    help="The attention the model runs on; `tracekit` is TKA-1. Default: the model's own choice.",
 )
 @click.option("--layers", metavar="N,A-B", help="Only these layers.")
 @click.option("--force", is_flag=True, help="Write over an existing trace.")
@@ -41,7 +40,7 @@ def command(
     prompts: tuple[str, ...],
     prompt_ids: tuple[str, ...],
     max_new_tokens: int,
-    attn: str,
+    attn: str | None,
     layers: str | None,
     force: bool,
     as_json: bool,
@@ -79,15 +78,22 @@ def command(
         facts = {
             "path": str(output),
             "engine": engine,
+            "steps": summary.steps,
             "calls": summary.calls,
             "bytes": size,
             "content_digest": summary.content_digest,
+            "generated": summary.generated,
+            "problems": summary.problems,
         }
         click.echo(json.dumps(facts, indent=2))
     else:
-        click.echo(f"{output}: {summary.calls:,} calls, {size_words(size)}")
+        click.echo(f"{output}: {summary.calls:,} calls of {summary.steps:,} steps, {size_words(size)}")
+        for text in summary.text:
+            click.echo(f"generated {text!r}")
         click.echo(f"next: tracekit replay {output}")
-    return 0
+    for problem in summary.problems:
+        click.echo(f"tracekit: not recorded: {problem}", err=True)
+    return Exit.INCONCLUSIVE if summary.problems else Exit.OK
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -124,20 +124,27 @@ def _address(array: npt.NDArray[Any] | None) -> int | None:
 
 def find(isa: str) -> Path | None:
     """Return the file of a build, or None where it was not built."""
-    for entry in tracekit.__path__:
-        path = Path(entry) / "_native" / f"libtka1_{isa}.so"
-        if path.is_file():
-            return path
-    return None
+    return _files(tuple(tracekit.__path__)).get(isa)
 
 
 def available() -> list[str]:
     """Return the builds that exist and that this processor can run, best first."""
-    baseline = find(BASELINE)
-    if baseline is None:
-        return []
-    best = _open(baseline).tka1_best_isa()
-    return [isa for isa, level in BUILDS.items() if level <= best and find(isa)]
+    return list(_runnable(tuple(tracekit.__path__)))
+
+
+@cache
+def _files(folders: tuple[str, ...]) -> dict[str, Path]:
+    places = ((isa, Path(x) / "_native" / f"libtka1_{isa}.so") for isa in BUILDS for x in reversed(folders))
+    return {isa: path for isa, path in places if path.is_file()}
+
+
+@cache
+def _runnable(folders: tuple[str, ...]) -> tuple[str, ...]:
+    files = _files(folders)
+    if BASELINE not in files:
+        return ()
+    best = _open(files[BASELINE]).tka1_best_isa()
+    return tuple(isa for isa, level in BUILDS.items() if level <= best and isa in files)
 
 
 def load(isa: str) -> Library:

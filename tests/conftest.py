@@ -1,0 +1,70 @@
+"""What was not run is counted, with its reason; in CI it must be exactly what `not_run.txt` expects."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+EXPECTED = Path(__file__).with_name("not_run.txt")
+_not_run: dict[str, int] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        _count(report.longrepr)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _count(report.longrepr)
+
+
+def _count(longrepr: object) -> None:
+    reason = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    entry = reason.removeprefix("Skipped: ")
+    _not_run[entry] = _not_run.get(entry, 0) + 1
+
+
+def expected_here(text: str, builds: list[str]) -> set[str]:
+    """Return the entries of `not_run.txt` that count on a machine that runs these builds of TKA-1.
+
+    A line is a reason, or `without v4 | reason` for what only machines without that build leave out.
+    """
+    found = set()
+    for line in text.splitlines():
+        condition, bar, entry = line.partition(" | ")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not bar:
+            found.add(line)
+        elif condition.removeprefix("without ") not in builds:
+            found.add(entry)
+    return found
+
+
+def _whole(config: pytest.Config) -> bool:
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if not os.environ.get("CI") or not _whole(session.config) or exitstatus != 0:
+        return
+    if _unexpected():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _unexpected() -> list[str]:
+    from tracekit.providers.tka1 import native
+
+    wanted = expected_here(EXPECTED.read_text(), native.available())
+    return [f"not run, and not listed: {entry}" for entry in sorted(set(_not_run) - wanted)] + [
+        f"listed as not run, but it ran: {entry}" for entry in sorted(wanted - set(_not_run))
+    ]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for entry, count in sorted(_not_run.items()):
+        terminalreporter.write_line(f"not run ({count}): {entry}")
+    if os.environ.get("CI") and _whole(config):
+        for line in _unexpected():
+            terminalreporter.write_line(f"tests/not_run.txt: {line}", red=True)
