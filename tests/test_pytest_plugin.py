@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy  # noqa: F401 - loaded before pytester, which would import it a second time
 import pytest
 
 pytest_plugins = ["pytester"]

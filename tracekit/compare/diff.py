@@ -85,7 +85,7 @@ class Diff:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        parts = [{**asdict(part), "differences": _differences(part.differences)} for part in self.parts]
+        parts = [_part_record(part) for part in self.parts]
         first = next((told for told, part in zip(parts, self.parts, strict=True) if part is self.first), None)
         return {
             "pairs": [{"base": str(p.base), "target": str(p.target), "tokens": p.tokens} for p in self.pairs],
@@ -275,5 +275,9 @@ def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iter
             yield f"only in {name}: requests {', '.join(alone)}"
 
 
-def _differences(differences: Differences) -> dict[str, Any]:
-    return {**asdict(differences), "ulps": dict(differences.ulps)}
+def _part_record(part: Part) -> dict[str, Any]:
+    return {
+        **asdict(part),
+        "differences": {**asdict(part.differences), "ulps": dict(part.differences.ulps)},
+        "place": None if part.place is None else part.place.to_dict(),
+    }
