@@ -52,7 +52,6 @@ def _describe(base: Path, target: Path, found: Diff) -> RenderableType:
     lines.extend(Text(note) for note in found.notes)
     first = found.first
     if first is not None and first.place is not None:
-        lines.append(Text(f"first divergence: {first.tensor} of layer {first.layer}", style="bold red"))
         lines.append(Text(f"  {place_words(first.place)}"))
         lines.append(Text(f"  {values_words(first.place)}"))
     lines.append(Text(f"{found.summary}. exit {found.exit_code}"))
