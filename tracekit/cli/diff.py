@@ -39,9 +39,9 @@ def _describe(base: Path, target: Path, found: Diff) -> RenderableType:
         lines.append(Text(f"  {pair.base} with {pair.target}: {pair.tokens} common tokens"))
     table = Table("layer", "tensor", "verdict", "compared", "differ", "ULP", box=None, pad_edge=False)
     for part in found.parts:
-        style = {"equal": "green", "differs": "bold red"}.get(part.verdict, "yellow")
+        style = {"equal": "green", "differs": "bold red", "absent": "dim"}.get(part.verdict, "yellow")
         table.add_row(
-            str(part.layer),
+            str(part.layer) if not part.rank else f"{part.layer} rank {part.rank}",
             part.tensor,
             Text(part.verdict if not part.reason else f"{part.verdict}: {part.reason}", style=style),
             f"{part.compared.elements:,}",

@@ -5,7 +5,7 @@ as an order, O, LSE. Requests are paired by their tokens and only rows that saw 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from tracekit.compare.layer_view import LayerView
 from tracekit.model import AttentionCall, Bits, Origin, Output, Recording, RequestKey, Rows
 from tracekit.verdict import Compared, Differences, Exit, Place
 
-EQUAL, DIFFERS, NOT_COMPARED = "equal", "differs", "not compared"
+EQUAL, DIFFERS, NOT_COMPARED, ABSENT = "equal", "differs", "not compared", "absent"
 CONVENTIONS = ("scale", "causal", "window", "output_boundary")
 
 
@@ -44,6 +44,7 @@ class Part:
     compared: Compared = field(default_factory=Compared)
     differences: Differences = field(default_factory=Differences)
     place: Place | None = None
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ class Diff:
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 different, 3 where no output could be compared."""
+        """0 equal, 1 different, 3 where the output of some layer could not be compared."""
         if self.first is not None:
             return Exit.REFUTED
-        outputs = any(part.tensor == "out" and part.verdict == EQUAL for part in self.parts)
-        return Exit.OK if outputs else Exit.INCONCLUSIVE
+        outputs = [part.verdict == EQUAL for part in self.parts if part.tensor == "out"]
+        return Exit.OK if outputs and all(outputs) else Exit.INCONCLUSIVE
 
     @property
     def summary(self) -> str:
@@ -79,7 +80,7 @@ class Diff:
         if self.first is not None:
             return f"first divergence: {self.first.tensor} of layer {self.first.layer}"
         if self.exit_code == Exit.INCONCLUSIVE:
-            return "no output was compared: the traces share no row with an executed output"
+            return "no answer: the output of at least one layer could not be compared"
         rows = max((part.compared.rows for part in self.parts), default=0)
         return f"equal where both have rows: {rows:,} rows a layer"
 
@@ -102,15 +103,16 @@ def compare_traces(base: TraceLike, target: TraceLike) -> Diff:
     pairs = align(base.recording.requests, target.recording.requests)
     ours, theirs = LayerView.of_trace(base), LayerView.of_trace(target)
     notes = [
-        f"only in {name}: layers {', '.join(map(str, sorted(some - other)))}"
+        f"only in {name}: layers {', '.join(_layer_name(*key) for key in sorted(some - other))}"
         for name, some, other in (("base", set(ours), set(theirs)), ("target", set(theirs), set(ours)))
         if some - other
     ]
     notes += _unpaired(pairs, base.recording, target.recording)
     parts: list[Part] = []
     # without a pair the traces speak of other requests, and unequal conventions would say nothing
-    for layer in sorted(set(ours) & set(theirs)) if pairs else ():
-        parts += _layer(layer, ours[layer], theirs[layer], pairs)
+    for layer, rank in sorted(set(ours) & set(theirs)) if pairs else ():
+        found = _layer(layer, ours[layer, rank], theirs[layer, rank], pairs)
+        parts += (replace(part, rank=rank) for part in found)
     return Diff(tuple(pairs), tuple(parts), tuple(notes))
 
 
@@ -133,58 +135,62 @@ def _conventions(layer: int, ours: LayerView, theirs: LayerView) -> Part:
         for name in CONVENTIONS
         if getattr(mine, name) != getattr(other, name)
     ]
-    return Part(layer, "conventions", DIFFERS if unequal else EQUAL, "; ".join(unequal))
+    compared = Compared(1, len(CONVENTIONS), 1)
+    return Part(layer, "conventions", DIFFERS if unequal else EQUAL, "; ".join(unequal), compared)
 
 
 def _rows(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
     """Q, O or LSE of every row that both traces have."""
-    total = Comparison()
+    total = _Total()
     for pair in pairs:
-        positions = [
-            p for p in ours.positions(pair.base) if p < pair.tokens and p in theirs.rows[pair.target]
-        ]
+        positions = ours.common(pair.base, theirs, pair.target, pair.tokens)
         if not positions:
             continue
         base = [_tensor(name, *ours.rows[pair.base][p]) for p in positions]
         target = [_tensor(name, *theirs.rows[pair.target][p]) for p in positions]
-        reason = next((one for one in (*base, *target) if isinstance(one, str)), None)
-        if reason is not None:
-            return Part(layer, name, NOT_COMPARED, reason)
-        rows = _positions(pair.base, positions)
-        found = _compare(layer, name, _stack(base), _stack(target), rows)
-        if isinstance(found, str):
-            return Part(layer, name, NOT_COMPARED, found)
-        total += found
-    return _part(layer, name, total)
+        missing = next((one for one in (*base, *target) if isinstance(one, str)), None)
+        if missing is not None:
+            total.left_out = total.left_out or missing
+        else:
+            total.add(layer, name, _stack(base), _stack(target), _positions(pair.base, positions))
+    return total.part(layer, name)
 
 
 def _kv(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """Keys or values of every KV row that both traces hold."""
-    total = Comparison()
+    """Keys or values that each common row was given: those of its own launch in either trace.
+
+    Each pair of launches is compared once: a cache row that was overwritten between two steps is seen.
+    """
+    total = _Total()
     for pair in pairs:
-        for family in sorted(ours.families(pair.base) & theirs.families(pair.target)):
-            limit = family.visible(pair.tokens - 1)
-            mine, other = ours.kv_rows(pair.base, family), theirs.kv_rows(pair.target, family)
-            ids = [i for i in sorted(mine) if i < limit and i in other]
-            if not ids:
-                continue
-            base = _stack([_kv_row(name, *mine[i]) for i in ids])
-            target = _stack([_kv_row(name, *other[i]) for i in ids])
-            found = _compare(layer, name, base, target, _positions(pair.base, ids))
-            if isinstance(found, str):
-                return Part(layer, name, NOT_COMPARED, found)
-            total += found
-    return _part(layer, name, total)
+        launches = {}
+        for position in ours.common(pair.base, theirs, pair.target, pair.tokens):
+            mine, other = ours.rows[pair.base][position][0], theirs.rows[pair.target][position][0]
+            launches[id(mine), id(other)] = mine.kv[pair.base], other.kv[pair.target]
+        for mine_kv, other_kv in launches.values():
+            for family in sorted(set(mine_kv) & set(other_kv)):
+                first = max(mine_kv[family].first, other_kv[family].first)
+                end = min(mine_kv[family].end, other_kv[family].end, family.visible(pair.tokens - 1))
+                if end <= first:
+                    continue
+                base, target = (
+                    held.keys if name == "keys" else held.value_bits
+                    for held in (kv[family].window(first, end) for kv in (mine_kv, other_kv))
+                )
+                total.add(layer, name, base, target, _positions(pair.base, range(first, end)))
+    return total.part(layer, name)
 
 
 def _sink(layer: int, ours: LayerView, theirs: LayerView) -> Part:
     mine, other = ours.any_call.sink, theirs.any_call.sink
+    if mine is None and other is None:
+        return Part(layer, "sink", ABSENT)
     if mine is None or other is None:
-        both = mine is None and other is None
-        return Part(layer, "sink", EQUAL if both else DIFFERS, "" if both else "only one trace has a sink")
+        return Part(layer, "sink", DIFFERS, "only one trace has a sink")
+    total = _Total()
     base, target = (Bits(sink.data[None], sink.dtype) for sink in (mine, other))
-    found = _compare(layer, "sink", base, target, _positions(ours.any_call.rows.requests[0], [0]))
-    return Part(layer, "sink", NOT_COMPARED, found) if isinstance(found, str) else _part(layer, "sink", found)
+    total.add(layer, "sink", base, target, _positions(ours.any_call.rows.requests[0], [0]))
+    return total.part(layer, "sink")
 
 
 def _selection(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
@@ -192,9 +198,7 @@ def _selection(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs:
     rows = elements = differing = 0
     place: Place | None = None
     for pair in pairs:
-        for position in ours.positions(pair.base):
-            if position >= pair.tokens or position not in theirs.rows[pair.target]:
-                continue
+        for position in ours.common(pair.base, theirs, pair.target, pair.tokens):
             base, target = ours.keys_of(pair.base, position), theirs.keys_of(pair.target, position)
             if name == "selection set":
                 base, target = sorted(base), sorted(target)
@@ -202,10 +206,10 @@ def _selection(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs:
             if base != target:
                 differing += 1
                 place = place or _key_place(layer, name, pair.base, position, base, target)
-    compared = Compared(1, elements, rows) if rows else Compared()
     if not rows:
         return Part(layer, name, NOT_COMPARED, "no common row")
     verdict = DIFFERS if differing else EQUAL
+    compared = Compared(1, elements, rows)
     return Part(layer, name, verdict, "", compared, Differences(differing, differing), place)
 
 
@@ -236,10 +240,6 @@ def _tensor(name: str, call: AttentionCall, t: int) -> Bits | str:
     return output.bits.part(slice(t, t + 1))
 
 
-def _kv_row(name: str, keys: Bits, values: Bits, at: int) -> Bits:
-    return (keys if name == "keys" else values).part(slice(at, at + 1))
-
-
 def _stack(parts: Sequence[Bits | str]) -> Bits:
     bits = [part for part in parts if isinstance(part, Bits)]
     return Bits(np.concatenate([part.data for part in bits]), bits[0].dtype)
@@ -252,17 +252,35 @@ def _positions(key: RequestKey, positions: Sequence[int]) -> Rows:
     )
 
 
-def _compare(layer: int, name: str, base: Bits, target: Bits, rows: Rows) -> Comparison | str:
-    if base.dtype != target.dtype or base.shape != target.shape:
-        return f"{base} against {target}"
-    return compare_bits({name: (base, target)}, rows, layer)
+@dataclass
+class _Total:
+    """The comparison of one tensor so far: what was compared, what cannot be, what was left out."""
+
+    found: Comparison = field(default_factory=Comparison)
+    unlike: str = ""
+    left_out: str = ""
+
+    def add(self, layer: int, name: str, base: Bits, target: Bits, rows: Rows) -> None:
+        """Compare one part; another dtype or shape is a difference, not a gap."""
+        if base.dtype != target.dtype or base.shape != target.shape:
+            self.unlike = self.unlike or f"{base} against {target}"
+        else:
+            self.found += compare_bits({name: (base, target)}, rows, layer)
+
+    def part(self, layer: int, name: str) -> Part:
+        """Return the verdict: a difference is never hidden by what was left out."""
+        found = self.found
+        if self.unlike or not found.same:
+            verdict, reason = DIFFERS, self.unlike
+        elif self.left_out or not found.compared.elements:
+            verdict, reason = NOT_COMPARED, self.left_out or "no common row"
+        else:
+            verdict, reason = EQUAL, ""
+        return Part(layer, name, verdict, reason, found.compared, found.differences, found.first)
 
 
-def _part(layer: int, name: str, total: Comparison) -> Part:
-    if not total.compared.elements:
-        return Part(layer, name, NOT_COMPARED, "no common row")
-    verdict = EQUAL if total.same else DIFFERS
-    return Part(layer, name, verdict, "", total.compared, total.differences, total.first)
+def _layer_name(layer: int, rank: int) -> str:
+    return f"{layer} of rank {rank}" if rank else str(layer)
 
 
 def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iterator[str]:

@@ -1,10 +1,13 @@
-"""One layer of a trace by identity: rows by (request, position), KV rows by (request, family, id)."""
+"""One layer of a trace by identity: rows by (request, position), and the call that each row came from."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tracekit.model import AttentionCall, Bits, KVFamily, RequestKey
+from tracekit.model import AttentionCall, RequestKey
+
+Layer = tuple[int, int]
+"""Layer and rank: two ranks of one layer hold other heads and are two things."""
 
 
 @dataclass
@@ -17,46 +20,30 @@ class LayerView:
     rows: dict[RequestKey, dict[int, tuple[AttentionCall, int]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    kv: dict[tuple[RequestKey, KVFamily], dict[int, tuple[Bits, Bits, int]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
     calls: list[AttentionCall] = field(default_factory=list)
 
     @classmethod
-    def of_trace(cls, trace: Iterable[AttentionCall]) -> dict[int, "LayerView"]:
-        """Return a view a layer."""
-        layers: dict[int, LayerView] = defaultdict(cls)
+    def of_trace(cls, trace: Iterable[AttentionCall]) -> dict[Layer, "LayerView"]:
+        """Return a view a layer and rank."""
+        layers: dict[Layer, LayerView] = defaultdict(cls)
         for call in trace:
-            layers[call.layer].add(call)
+            layers[call.layer, call.rank].add(call)
         return dict(layers)
 
     def add(self, call: AttentionCall) -> None:
-        """Enter the rows and KV rows of a call."""
+        """Enter the rows of a call."""
         self.calls.append(call)
         for t, row in enumerate(call.rows.ids):
             self.rows[row.request].setdefault(row.position, (call, t))
-        for key, families in call.kv.items():
-            for family, held in families.items():
-                known = self.kv[key, family]
-                for at in range(held.count):
-                    known.setdefault(held.first + at, (held.keys, held.value_bits, at))
 
     @property
     def any_call(self) -> AttentionCall:
         """The first call."""
         return self.calls[0]
 
-    def positions(self, key: RequestKey) -> list[int]:
-        """Return the positions that a request has rows at, ascending."""
-        return sorted(self.rows[key])
-
-    def families(self, key: RequestKey) -> set[KVFamily]:
-        """Return the KV families that a request has."""
-        return {family for owner, family in self.kv if owner == key}
-
-    def kv_rows(self, key: RequestKey, family: KVFamily) -> dict[int, tuple[Bits, Bits, int]]:
-        """Return KV row id -> (keys, values, index in them)."""
-        return self.kv[key, family]
+    def common(self, key: RequestKey, other: "LayerView", target: RequestKey, tokens: int) -> list[int]:
+        """Return the positions before `tokens` that both views have a row at, ascending."""
+        return sorted(p for p in self.rows[key] if p < tokens and p in other.rows[target])
 
     def keys_of(self, key: RequestKey, position: int) -> list[tuple[str, int]]:
         """Return the (family, id) pairs that a row read, in executed order."""
