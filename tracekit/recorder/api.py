@@ -69,6 +69,19 @@ def record(
     """
     if engine is None and "model" in options:
         engine = "transformers"
+    if engine is None and options:
+        raise UsageError(
+            f"record() does not know the option {', '.join(options)}; without an engine it takes layers, "
+            "steps, derive and write.",
+            rule="R-OPTION",
+            options=list(options),
+        )
+    if write is None and not Path(path).parent.is_dir():
+        raise UsageError(
+            f"there is no folder {Path(path).parent} to write {Path(path).name} into; make it first.",
+            rule="U-FOLDER",
+            path=str(path),
+        )
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:
