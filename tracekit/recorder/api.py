@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tracekit.errors import UsageError
 from tracekit.model import AttentionCall, Bits, Recording
+from tracekit.recorder.conventions import contradictions
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
 from tracekit.recorder.manual import ManualSession
@@ -63,6 +64,7 @@ def record(
     Raises:
         UsageError: `R-ENGINE` for an engine that is not known.
         Unsupported: the model cannot be recorded, or never called the attention interface.
+        ConventionContradicted: the numbers do not fit the declared conventions; the trace is written.
 
     Warns:
         CaptureIncomplete: calls are missing that no filter left out; `session.problems` lists why.
@@ -95,17 +97,21 @@ def record(
         if session.recorded:
             _save(Path(path), session, write)
         raise
-    _save(Path(path), session, write)
+    calls = _save(Path(path), session, write)
     if session.problems:
         more = f" (and {len(session.problems) - 1} more)" if len(session.problems) > 1 else ""
         warnings.warn(f"{path}: {session.problems[0]}{more}", CaptureIncomplete, stacklevel=3)
+    # The trace is written first: what was recorded stays, whatever its conventions turn out to be.
+    for error in contradictions(calls):
+        raise error
 
 
-def _save(path: Path, session: Session, write: Writer | None) -> None:
+def _save(path: Path, session: Session, write: Writer | None) -> list[AttentionCall]:
     recording, calls = session.finish()
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
     session.written = write(path, recording, calls)
+    return calls
 
 
 def _adapter(name: str) -> Attach:
