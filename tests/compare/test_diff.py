@@ -163,6 +163,37 @@ def test_an_output_of_one_request_only_does_not_hide_what_differs(call):
     assert found(call, other).exit_code == Exit.REFUTED
 
 
+def test_a_derived_row_does_not_hide_an_executed_one(call):
+    """Layer 0 has two calls; one is derived, the other differs in one bit."""
+    first, second = (call.take(np.flatnonzero(call.rows.request == r)) for r in (0, 1))
+    derived = replace(second, out=replace(second.out, origin=Origin.DERIVED))
+    changed = replace(first, out=replace(first.out, bits=flipped(first.out.bits, (1, 1, 1))))
+    recording = trace(call).recording
+    base, target = (Memory((one, derived), recording) for one in (first, changed))
+    diff = compare_traces(base, target)
+    assert (diff.exit_code, diff.first.tensor) == (Exit.REFUTED, "out")
+    assert compare_traces(base, base).exit_code == Exit.INCONCLUSIVE
+
+
+def test_every_launch_is_asked_for_its_conventions_and_sink(call):
+    first, second = (call.take(np.flatnonzero(call.rows.request == r)) for r in (0, 1))
+    recording = trace(call).recording
+    base = Memory((first, second), recording)
+    scaled = replace(second, conventions=replace(second.conventions, scale_bits=0x3F800000))
+    sunk = replace(second, sink=Bits(np.zeros(4, np.uint32), DType.FLOAT32))
+    for other, tensor in ((scaled, "conventions"), (sunk, "sink")):
+        diff = compare_traces(base, Memory((first, other), recording))
+        assert (diff.exit_code, diff.first.tensor) == (Exit.REFUTED, tensor)
+
+
+def test_a_recompute_with_other_bits_is_a_difference(call):
+    again = replace(call, step=1, out=replace(call.out, bits=flipped(call.out.bits, (4, 0, 2))))
+    recording = trace(call).recording
+    diff = compare_traces(Memory((call,), recording), Memory((call, again), recording))
+    assert (diff.exit_code, diff.first.tensor) == (Exit.REFUTED, "out")
+    assert compare_traces(Memory((call,), recording), Memory((call, call), recording)).exit_code == Exit.OK
+
+
 def test_another_dtype_is_a_difference_not_a_gap(call):
     half = _named(dense_call(lengths=(5, 3), dtype=DType.FLOAT16))
     diff = found(call, record(half, Oracle()))

@@ -5,19 +5,14 @@ as an order, O, LSE. Requests are paired by their tokens and only rows that saw 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from tracekit.compare.alignment import Pair, align
-from tracekit.compare.bits import Comparison, compare_bits
+from tracekit.compare.layer_diff import DIFFERS, EQUAL, Part, layer_parts
 from tracekit.compare.layer_view import LayerView
-from tracekit.model import AttentionCall, Bits, Origin, Output, Recording, RequestKey, Rows
-from tracekit.verdict import Compared, Differences, Exit, Place
-
-EQUAL, DIFFERS, NOT_COMPARED, ABSENT = "equal", "differs", "not compared", "absent"
-CONVENTIONS = ("scale", "causal", "window", "output_boundary")
+from tracekit.model import AttentionCall, Recording
+from tracekit.verdict import Exit
 
 
 class TraceLike(Protocol):
@@ -31,20 +26,6 @@ class TraceLike(Protocol):
     def __iter__(self) -> Iterator[AttentionCall]:
         """Yield the calls in recorded order."""
         ...
-
-
-@dataclass(frozen=True)
-class Part:
-    """The comparison of one tensor of one layer over all pairs of requests."""
-
-    layer: int
-    tensor: str
-    verdict: str
-    reason: str = ""
-    compared: Compared = field(default_factory=Compared)
-    differences: Differences = field(default_factory=Differences)
-    place: Place | None = None
-    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,172 +92,9 @@ def compare_traces(base: TraceLike, target: TraceLike) -> Diff:
     parts: list[Part] = []
     # without a pair the traces speak of other requests, and unequal conventions would say nothing
     for layer, rank in sorted(set(ours) & set(theirs)) if pairs else ():
-        found = _layer(layer, ours[layer, rank], theirs[layer, rank], pairs)
+        found = layer_parts(layer, ours[layer, rank], theirs[layer, rank], pairs)
         parts += (replace(part, rank=rank) for part in found)
     return Diff(tuple(pairs), tuple(parts), tuple(notes))
-
-
-def _layer(layer: int, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Iterator[Part]:
-    yield _conventions(layer, ours, theirs)
-    yield _rows(layer, "q", ours, theirs, pairs)
-    for name in ("keys", "values"):
-        yield _kv(layer, name, ours, theirs, pairs)
-    yield _sink(layer, ours, theirs)
-    for name in ("selection set", "selection order"):
-        yield _selection(layer, name, ours, theirs, pairs)
-    for name in ("out", "lse"):
-        yield _rows(layer, name, ours, theirs, pairs)
-
-
-def _conventions(layer: int, ours: LayerView, theirs: LayerView) -> Part:
-    mine, other = ours.any_call.conventions, theirs.any_call.conventions
-    unequal = [
-        f"{name} {getattr(mine, name)} against {getattr(other, name)}"
-        for name in CONVENTIONS
-        if getattr(mine, name) != getattr(other, name)
-    ]
-    compared = Compared(1, len(CONVENTIONS), 1)
-    return Part(layer, "conventions", DIFFERS if unequal else EQUAL, "; ".join(unequal), compared)
-
-
-def _rows(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """Q, O or LSE of every row that both traces have."""
-    total = _Total()
-    for pair in pairs:
-        positions = ours.common(pair.base, theirs, pair.target, pair.tokens)
-        if not positions:
-            continue
-        base = [_tensor(name, *ours.rows[pair.base][p]) for p in positions]
-        target = [_tensor(name, *theirs.rows[pair.target][p]) for p in positions]
-        missing = next((one for one in (*base, *target) if isinstance(one, str)), None)
-        if missing is not None:
-            total.left_out = total.left_out or missing
-        else:
-            total.add(layer, name, _stack(base), _stack(target), _positions(pair.base, positions))
-    return total.part(layer, name)
-
-
-def _kv(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """Keys or values that each common row was given: those of its own launch in either trace.
-
-    Each pair of launches is compared once: a cache row that was overwritten between two steps is seen.
-    """
-    total = _Total()
-    for pair in pairs:
-        launches = {}
-        for position in ours.common(pair.base, theirs, pair.target, pair.tokens):
-            mine, other = ours.rows[pair.base][position][0], theirs.rows[pair.target][position][0]
-            launches[id(mine), id(other)] = mine.kv[pair.base], other.kv[pair.target]
-        for mine_kv, other_kv in launches.values():
-            for family in sorted(set(mine_kv) & set(other_kv)):
-                first = max(mine_kv[family].first, other_kv[family].first)
-                end = min(mine_kv[family].end, other_kv[family].end, family.visible(pair.tokens - 1))
-                if end <= first:
-                    continue
-                base, target = (
-                    held.keys if name == "keys" else held.value_bits
-                    for held in (kv[family].window(first, end) for kv in (mine_kv, other_kv))
-                )
-                total.add(layer, name, base, target, _positions(pair.base, range(first, end)))
-    return total.part(layer, name)
-
-
-def _sink(layer: int, ours: LayerView, theirs: LayerView) -> Part:
-    mine, other = ours.any_call.sink, theirs.any_call.sink
-    if mine is None and other is None:
-        return Part(layer, "sink", ABSENT)
-    if mine is None or other is None:
-        return Part(layer, "sink", DIFFERS, "only one trace has a sink")
-    total = _Total()
-    base, target = (Bits(sink.data[None], sink.dtype) for sink in (mine, other))
-    total.add(layer, "sink", base, target, _positions(ours.any_call.rows.requests[0], [0]))
-    return total.part(layer, "sink")
-
-
-def _selection(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """The keys of each row, as a set or in executed order."""
-    rows = elements = differing = 0
-    place: Place | None = None
-    for pair in pairs:
-        for position in ours.common(pair.base, theirs, pair.target, pair.tokens):
-            base, target = ours.keys_of(pair.base, position), theirs.keys_of(pair.target, position)
-            if name == "selection set":
-                base, target = sorted(base), sorted(target)
-            rows, elements = rows + 1, elements + len(base)
-            if base != target:
-                differing += 1
-                place = place or _key_place(layer, name, pair.base, position, base, target)
-    if not rows:
-        return Part(layer, name, NOT_COMPARED, "no common row")
-    verdict = DIFFERS if differing else EQUAL
-    compared = Compared(1, elements, rows)
-    return Part(layer, name, verdict, "", compared, Differences(differing, differing), place)
-
-
-Keys = list[tuple[str, int]]
-
-
-def _key_place(layer: int, name: str, key: RequestKey, position: int, base: Keys, target: Keys) -> Place:
-    """The first entry of the two lists that differs."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(base, target, strict=False)) if a != b), min(len(base), len(target))
-    )
-    ours, theirs = (
-        (f"{one[at][0]} {one[at][1]}", one[at][1]) if at < len(one) else ("none", -1)
-        for one in (base, target)
-    )
-    return Place(str(key), position, layer, 0, at, name, ours[0], theirs[0], float(ours[1]), float(theirs[1]))
-
-
-def _tensor(name: str, call: AttentionCall, t: int) -> Bits | str:
-    """One row of a tensor, or why there is none to compare."""
-    if name == "q":
-        return call.q.part(slice(t, t + 1))
-    output: Output | None = call.out if name == "out" else call.lse
-    if output is None:
-        return f"{name} was not recorded"
-    if output.origin is not Origin.EXECUTED:
-        return f"{name} is derived by tracekit, not executed by a kernel"
-    return output.bits.part(slice(t, t + 1))
-
-
-def _stack(parts: Sequence[Bits | str]) -> Bits:
-    bits = [part for part in parts if isinstance(part, Bits)]
-    return Bits(np.concatenate([part.data for part in bits]), bits[0].dtype)
-
-
-def _positions(key: RequestKey, positions: Sequence[int]) -> Rows:
-    count = len(positions)
-    return Rows(
-        (key,), np.zeros(count, np.int32), np.array(positions, np.int64), np.full(count, -1, np.int64)
-    )
-
-
-@dataclass
-class _Total:
-    """The comparison of one tensor so far: what was compared, what cannot be, what was left out."""
-
-    found: Comparison = field(default_factory=Comparison)
-    unlike: str = ""
-    left_out: str = ""
-
-    def add(self, layer: int, name: str, base: Bits, target: Bits, rows: Rows) -> None:
-        """Compare one part; another dtype or shape is a difference, not a gap."""
-        if base.dtype != target.dtype or base.shape != target.shape:
-            self.unlike = self.unlike or f"{base} against {target}"
-        else:
-            self.found += compare_bits({name: (base, target)}, rows, layer)
-
-    def part(self, layer: int, name: str) -> Part:
-        """Return the verdict: a difference is never hidden by what was left out."""
-        found = self.found
-        if self.unlike or not found.same:
-            verdict, reason = DIFFERS, self.unlike
-        elif self.left_out or not found.compared.elements:
-            verdict, reason = NOT_COMPARED, self.left_out or "no common row"
-        else:
-            verdict, reason = EQUAL, ""
-        return Part(layer, name, verdict, reason, found.compared, found.differences, found.first)
 
 
 def _layer_name(layer: int, rank: int) -> str:
