@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.canonical.layouts import refused
 from tracekit.canonical.fp8 import ScaleFormat, Stored, ValueRule, decode, encode, narrow
 from tracekit.canonical.fp8_ds_mla import LatentPages, LatentStorage, from_keys
+from tracekit.canonical.fp8_mla_rows import ROW_BYTES, ScaledLatents, read_rows, write_rows
 from tracekit.canonical.paged import page_slots
 from tracekit.model import Bits, DType
 
@@ -241,3 +242,64 @@ def test_a_latent_row_lies_where_a_kernel_looks_for_it():
     assert page[576 + 448 : 2 * 576] == given_rows.rope.data.astype("<u2").tobytes()
     assert page[3 * 576 + 8 : 3 * 576 + 15] == given_rows.nope.scales.tobytes()
     assert not cache[0].any()
+
+
+def scaled_rows(count: int, seed: int = 0) -> ScaledLatents:
+    numbers = np.random.default_rng(seed)
+    codes = Bits(numbers.integers(0, 127, (count, 512), np.uint8), DType.FLOAT8_E4M3FN)
+    scales = numbers.uniform(1e-4, 1.0, (count, 4)).astype(np.float32).view(np.uint32)
+    rope = Bits(numbers.integers(0, 2**16, (count, 64), np.uint16), DType.BFLOAT16)
+    return ScaledLatents(Stored(codes, scales, ScaleFormat.FLOAT32, 128), rope)
+
+
+@given(st.integers(1, 4), st.integers(0, 8), st.integers(0, 2**32 - 1))
+def test_scaled_latent_rows_go_through_a_cache_and_come_back(page_size, count, seed):
+    given_rows = scaled_rows(count, seed)
+    table = np.random.default_rng(seed).permutation(9)[: -(-count // page_size)]
+    slots = page_slots(table, range(count), page_size, pages=9)
+    cache = np.full((9, page_size, ROW_BYTES), 0xA5, np.uint8)
+
+    write_rows(cache, slots, given_rows)
+    got = read_rows(cache.reshape(-1, ROW_BYTES), slots, DType.FLOAT8_E4M3FN)
+
+    assert got.nope.codes.same(given_rows.nope.codes)
+    assert np.array_equal(got.nope.scales, given_rows.nope.scales)
+    assert got.rope.same(given_rows.rope)
+    dead = np.ones(9 * page_size, np.bool_)
+    dead[slots] = False
+    assert (cache.reshape(-1, ROW_BYTES)[dead] == 0xA5).all()
+
+
+def test_a_scaled_latent_row_is_656_bytes_in_its_published_order():
+    given_rows = scaled_rows(1)
+    cache = np.zeros((1, 656), np.uint8)
+    write_rows(cache, [0], given_rows)
+    raw = cache.tobytes()
+    assert raw[:512] == given_rows.nope.codes.data.tobytes()
+    assert raw[512:528] == given_rows.nope.scales.astype("<u4").tobytes()
+    assert raw[528:] == given_rows.rope.data.astype("<u2").tobytes()
+
+
+def test_the_value_of_a_scaled_row_is_float32_and_says_that_it_is_rounded():
+    given_rows = scaled_rows(2)
+    values = given_rows.keys()
+    single = given_rows.nope.codes.to_float32() * given_rows.nope.scales.view(np.float32).repeat(128, axis=1)
+    assert values.rule is ValueRule.NEAREST_FLOAT32
+    assert np.array_equal(values.bits.data[:, 0, :512], single.view(np.uint32))
+    assert np.array_equal(values.bits.data[:, 0, 512:] >> 16, given_rows.rope.data)
+
+
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        ("C-PAGE-SHAPE", lambda: read_rows(np.zeros((2, 584), np.uint8), [0], E4M3[0])),
+        ("C-PAGE-OUTSIDE", lambda: read_rows(np.zeros((2, 656), np.uint8), [2], E4M3[0])),
+        ("C-FP8-SCALE", lambda: read_rows(np.zeros((2, 656), np.uint8), [0], E4M3[0])),
+        ("C-ROW-SHAPE", lambda: write_rows(np.zeros((2, 656), np.uint8), [0], scaled_rows(2))),
+        ("C-PAGE-TWICE", lambda: write_rows(np.zeros((2, 656), np.uint8), [0, 0], scaled_rows(2))),
+        ("C-FP8-SHAPE", lambda: ScaledLatents(scaled_rows(2).nope, scaled_rows(1).rope)),
+        ("C-FP8-SHAPE", lambda: ScaledLatents(rows(2, E4M3[0]).nope, scaled_rows(2).rope)),
+    ],
+)
+def test_scaled_rows_that_cannot_be_right_are_refused(code, call):
+    assert refused(call) == code

@@ -15,14 +15,12 @@ from tracekit.model import Lists
 def paged_requests(draw: st.DrawFn) -> tuple[list[LiveSlots], np.ndarray, Lists]:
     """Requests in one cache, each with pages of its own, and lists over their live rows."""
     page_size = draw(st.integers(1, 4))
-    pages = draw(st.permutations(range(24)))
+    pages = draw(st.permutations(range(30)))
     live = []
     for number in range(draw(st.integers(1, 3))):
         first, count = draw(st.integers(0, 4)), draw(st.integers(0, 6))
-        places = -(-(first + count) // page_size)
-        table = pages[8 * number : 8 * number + 8] + [0] * places
-        rows = np.arange(first, first + count)
-        live.append(LiveSlots(page_slots(table[: max(places, 1)], rows, page_size, pages=24), first))
+        table = pages[10 * number :][:10]  # enough for ten pages of one row
+        live.append(LiveSlots(page_slots(table, np.arange(first, first + count), page_size, pages=30), first))
     owner = np.array(draw(st.lists(st.integers(0, len(live) - 1), max_size=5)), np.int64)
     lists = []
     for request in owner:
