@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.canonical.layouts import refused
 from tracekit.canonical.packed import BatchAxes, PackedBatch, flat_slots, shaped
+from tracekit.canonical.padded import PaddedBatch
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
@@ -56,6 +57,10 @@ def test_the_same_slots_whatever_the_axes(sequences, places):
         assert np.array_equal(flat_slots(array, axes), slots)
 
 
+def left_padded() -> PaddedBatch:
+    return PaddedBatch(np.array([[False, True, True]]), 3, 3)
+
+
 @pytest.mark.parametrize(
     ("code", "call"),
     [
@@ -71,6 +76,9 @@ def test_the_same_slots_whatever_the_axes(sequences, places):
         ("C-CU-TOTAL", lambda: PackedBatch.of_cu_seqlens([0, 3], 8).unpack(np.zeros(7, np.uint8))),
         ("C-CU-LENGTH", lambda: PackedBatch.of_cu_seqlens([0, 3], 8).positions([2])),
         ("C-CU-LENGTH", lambda: PackedBatch.of_cu_seqlens([0, 3], 8).pack([np.zeros(2, np.uint8)])),
+        ("C-PADDED", lambda: PaddedBatch(np.ones((2, 3), np.bool_), 4, 3)),
+        ("C-PADDED", lambda: PaddedBatch(np.ones((2, 3), np.bool_), 1, 4)),
+        ("C-MASK-PADDING", lambda: left_padded().selection(left_padded().everything())),
         ("C-CU-AXES", lambda: flat_slots(np.zeros((2, 3, 4), np.uint8), BatchAxes.SBHD)),
         ("C-CU-AXES", lambda: shaped(np.zeros((5, 3, 4), np.uint8), BatchAxes.SBHD, 2)),
     ],
