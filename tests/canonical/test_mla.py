@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.canonical.layouts import refused
@@ -12,6 +12,7 @@ from tracekit.model import Bits, DType, KVRows
 ROWS = np.arange(24, dtype=np.uint16).reshape(4, 6)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5), st.integers(1, 9), st.integers(0, 5), st.integers(0, 2**32 - 1))
 def test_latents_become_keys_and_values_and_come_back(rows, kv_lora, rope, seed):
     numbers = np.random.default_rng(seed)

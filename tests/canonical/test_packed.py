@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.canonical.layouts import refused
@@ -12,6 +12,7 @@ from tracekit.canonical.padded import PaddedBatch
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.lists(st.integers(0, 3), min_size=5, max_size=5), st.integers(0, 4))
 def test_sequences_are_packed_and_unpacked(lengths, padding, tail):
     """With and without padding between them, and with a tail that only a captured graph needs."""
@@ -41,6 +42,7 @@ def test_query_rows_are_the_last_rows_of_their_sequence():
     assert batch.positions([10, 301]).tolist() == [7, 8, 9, 300]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 5))
 def test_the_same_slots_whatever_the_axes(sequences, places):
     slots = np.arange(sequences * places * 6, dtype=np.uint16).reshape(-1, 2, 3)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.canonical.layouts import any_layout, element, layouts, refused
@@ -14,6 +14,7 @@ from tracekit.model import KVFamily
 DENSE = PageLayout(4, 2, 3)
 
 
+@settings(deadline=None)
 @given(any_layout(), st.integers(0, 13), st.integers(0, 13), st.randoms(use_true_random=False))
 def test_rows_go_through_any_layout_and_come_back(layout, first, count, random):
     """The bytes that come back are the bytes that went in, and nobody else's memory is touched."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.canonical.layouts import refused
@@ -14,6 +14,7 @@ from tracekit.canonical.window import live_rows, window_from_left, window_ranges
 from tracekit.model import Lists, Ranges
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40), st.data())
 def test_a_ring_gives_back_the_last_rows_written(length, base, end, data):
     stored = np.full(base + length + 2, -1)
@@ -86,6 +87,7 @@ def test_what_cannot_be_right_is_refused(code, call):
     assert refused(call) == code
 
 
+@settings(deadline=None)
 @given(st.permutations(range(20)), st.integers(0, 10), st.integers(0, 10))
 def test_a_pool_gives_the_rows_back_and_the_smaller_pool_too(order, first, count):
     rows = np.arange(count, dtype=np.uint16) + 7
@@ -103,6 +105,7 @@ def test_a_pool_gives_the_rows_back_and_the_smaller_pool_too(order, first, count
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60), st.none() | st.integers(1, 70))
 def test_live_rows_are_exactly_the_union_of_what_is_read(length, new, window):
     new = min(new, length)

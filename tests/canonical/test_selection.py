@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.canonical.layouts import refused
@@ -30,6 +30,7 @@ def paged_requests(draw: st.DrawFn) -> tuple[list[LiveSlots], np.ndarray, Lists]
     return live, owner, Lists.of(lists)
 
 
+@settings(deadline=None)
 @given(paged_requests(), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_lists_go_to_slots_and_come_back_in_order(case, slack, random):
     live, owner, lists = case

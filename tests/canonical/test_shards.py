@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.canonical.layouts import refused
@@ -21,6 +21,7 @@ def numbered(rows: int, heads: int) -> np.ndarray:
     return np.arange(rows * heads * 2, dtype=np.uint16).reshape(rows, heads, 2)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 6))
 def test_padded_heads_are_dropped_again(heads, padding):
     array = numbered(3, heads)
@@ -29,6 +30,7 @@ def test_padded_heads_are_dropped_again(heads, padding):
     assert (padded[:, heads:] == 0x7FC1).all()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 8]), st.integers(0, 3))
 def test_heads_are_shared_and_joined_and_a_rank_can_attend_alone(kv_heads, group, ranks, rows):
     heads = kv_heads * group
@@ -62,6 +64,7 @@ def test_copies_of_a_kv_head_that_differ_in_one_bit_are_refused():
     assert refused(lambda: shards.unshard_kv(parts)) == "C-TP-COPIES"
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 5), st.booleans())
 def test_a_sequence_is_sharded_and_comes_back(ranks, size, folded):
     length = size * ranks * (2 if folded else 1)

@@ -74,8 +74,9 @@ class Stored:
             refuse(
                 "C-FP8-SHAPE", f"{self.scale_format} scales are {wanted.__name__}, not {self.scales.dtype}."
             )
+        grouped = self._grouped
         try:
-            fits = np.broadcast_shapes(self.scales.shape, self._grouped) == self._grouped
+            fits = np.broadcast_shapes(self.scales.shape, grouped) == grouped
         except ValueError:
             fits = False
         if not fits:
@@ -103,10 +104,11 @@ class Stored:
     @property
     def _grouped(self) -> tuple[int, ...]:
         *outer, n = self.codes.shape
-        group = n if self.group is None else self.group
-        if group < 1 or n % group:
-            refuse("C-FP8-SHAPE", f"{n} codes do not divide into groups of {group}.")
-        return (*outer, n // group)
+        if self.group is None:
+            return (*outer, 1)
+        if self.group < 1 or n % self.group:
+            refuse("C-FP8-SHAPE", f"{n} codes do not divide into groups of {self.group}.")
+        return (*outer, n // self.group)
 
     def _scale_values(self) -> Array:
         """float64, exact."""
@@ -118,7 +120,7 @@ class Stored:
     def scale_of_each(self) -> Array:
         """Return the scale of every code, float64 `[..., n]`, exact."""
         grouped = np.broadcast_to(self._scale_values(), self._grouped)
-        return np.repeat(grouped, self.codes.shape[-1] // self._grouped[-1], axis=-1)
+        return np.repeat(grouped, self.codes.shape[-1] if self.group is None else self.group, axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
