@@ -8,6 +8,7 @@ from torch import nn
 from tracekit.engines import transformers as engine
 from tracekit.engines.driver import cache_argument, greedy, run_transformers
 from tracekit.errors import InvalidCall, NothingSelected, Unavailable, Unsupported, UsageError
+from tracekit.model import KVFamily
 from tracekit.recorder.api import CaptureIncomplete, record
 
 
@@ -104,6 +105,34 @@ def test_a_cropped_cache(qwen3, recorded, prompt):
     with pytest.warns(CaptureIncomplete, match="cropped, reordered or filled elsewhere"):
         got = recorded(qwen3, crop)
     assert [line.complete for line in got.recording.ledger] == [True, False]
+
+
+def tokens_of(model, rows):
+    """The token of each KV row of layer 0, whose value is a function of the token alone."""
+    layer = model.model.layers[0]
+    with torch.no_grad():
+        hidden = layer.input_layernorm(model.model.embed_tokens.weight)
+        table = layer.self_attn.v_proj(hidden).float().numpy()
+    values = rows.values.to_float32().reshape(rows.count, -1)
+    return [int(np.abs(table - value).sum(1).argmin()) for value in values]
+
+
+def test_a_cache_that_is_reordered(qwen3, recorded, prompt):
+    """Beam search moves rows between places: a kept call stands only under tokens that made its KV."""
+    options = {"num_beams": 3, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    ids = torch.tensor([prompt(6)])
+    with pytest.warns(CaptureIncomplete, match=r"KV row \d+ of request \d changed .*beam search"):
+        got = recorded(qwen3, lambda m: m.generate(ids, pad_token_id=0, **options))
+
+    ledger = got.recording.ledger
+    first = next(line.step for line in ledger if line.cut)
+    assert 0 < first < len(ledger) - 1
+    assert all(line.complete for line in ledger[:first])
+    assert all(line.cut and line.recorded == 0 for line in ledger[first:])
+    assert {call.step for call in got.calls} == set(range(first))
+    for request in got.recording.requests:
+        rows = got.at(layer=0, step=first - 1).kv[request.key][KVFamily.DENSE]
+        assert tokens_of(qwen3, rows) == request.token_ids[: rows.count].tolist()
 
 
 def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):

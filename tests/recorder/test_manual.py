@@ -107,24 +107,46 @@ def test_double_precision_is_refused():
         session.attention(layer=0, q=q.astype(np.float64), keys=k, values=v, scale=1.0)
 
 
-def test_kv_that_changed_under_a_request_is_said():
-    _, k, v = arrays(3, 3)
+def overwritten(write, **second):
+    """Four steps of a request; before the second one its row 1 is written over, and stays so."""
+    _, k, v = arrays(5, 5)
     changed = k.copy()
     changed[1] += 1
-    calls = []
+    with record("unused.h5", write=write) as session:
+        with session.step({"a": [1, 2]}):
+            session.attention(layer=0, q=arrays(2, 1)[0], keys=k[:2], values=v[:2], scale=1.0)
+        for n in (3, 4, 5):
+            with session.step({"a": [n]}):
+                session.attention(
+                    layer=0, q=arrays(1, 1)[0], keys=changed[:n], values=v[:n], scale=1.0, **second
+                )
 
-    def run():
-        with record("unused.h5", write=lambda p, r, c: calls.extend(c)) as session:
-            with session.step({"a": [1, 2]}):
-                session.attention(layer=0, q=arrays(2, 1)[0], keys=k[:2], values=v[:2], scale=1.0)
-            with session.step({"a": [3]}):
-                session.attention(layer=0, q=arrays(1, 1)[0], keys=changed, values=v, scale=1.0)
 
-    with pytest.warns(CaptureIncomplete, match="KV row 1 of request 0 changed"):
-        run()
+def test_kv_that_changed_under_a_request_cuts_the_step_and_those_after():
+    kept = []
+    with pytest.warns(CaptureIncomplete, match="KV row 1 of request a changed since it was last read"):
+        overwritten(lambda _, recording, calls: kept.extend([recording, calls]))
 
-    generations = [next(iter(next(iter(c.kv.values())).values())).generation for c in calls]
-    assert generations == [0, 1]
+    recording, calls = kept
+    assert [call.step for call in calls] == [0]
+    assert [(line.fired, line.recorded, line.complete) for line in recording.ledger] == [
+        (1, 1, True),
+        (1, 0, False),
+        (1, 0, False),
+        (1, 0, False),
+    ]
+    assert "not followed any more, as its KV changed at step 1" in recording.ledger[3].cut
+    assert recording.requests[0].token_ids.tolist() == [1, 2]
+
+
+def test_kv_that_changed_in_a_new_generation_is_recorded():
+    kept = []
+    overwritten(lambda _, recording, calls: kept.extend([recording, calls]), generation=1)
+
+    recording, calls = kept
+    assert all(line.complete for line in recording.ledger)
+    assert [next(iter(next(iter(c.kv.values())).values())).generation for c in calls] == [0, 1, 1, 1]
+    assert recording.requests[0].token_ids.tolist() == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("bad", [[], [-1]])

@@ -18,7 +18,10 @@ from tracekit.recorder.session import Session
 
 
 class CaptureIncomplete(UserWarning):
-    """Calls are missing from a trace although no filter asked for it; the ledger says which and why."""
+    """A trace lacks calls that no filter left out: not seen, not understood, or over KV that changed.
+
+    The ledger says which and why.
+    """
 
 
 class Attach(Protocol):

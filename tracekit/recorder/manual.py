@@ -74,6 +74,7 @@ class ManualSession(Session):
         lse: Any = None,
         sink: Any = None,
         window: int | None = None,
+        generation: int = 0,
         kernel: str = "custom",
         libraries: Mapping[str, str] | None = None,
     ) -> None:
@@ -92,6 +93,7 @@ class ManualSession(Session):
             lse: FP32 `[T, H]`, natural logarithm, sink not counted.
             sink: FP32 `[H]` logit that joins the denominator.
             window: sliding window in tokens.
+            generation: write epoch of the KV rows; raise it when you have written rows over.
             kernel: name of the kernel that ran.
             libraries: package -> version of what ran.
 
@@ -119,7 +121,9 @@ class ManualSession(Session):
                     rule="R-MANUAL",
                     request=alias,
                 )
-            seen[self._handles[alias]] = {KVFamily.DENSE: SeenKV(_head_major(k), _head_major(v))}
+            seen[self._handles[alias]] = {
+                KVFamily.DENSE: SeenKV(_head_major(k), _head_major(v), generation=generation)
+            }
         counts = [self._new[alias] for alias in aliases]
         positions = np.concatenate(
             [
