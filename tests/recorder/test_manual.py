@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tracekit.errors import ConventionAmbiguous, InvalidCall, UsageError
+from tracekit.errors import ConventionAmbiguous, InvalidCall, Unsupported, UsageError
 from tracekit.model import Mode, Origin
 from tracekit.recorder.api import CaptureIncomplete, record
 from tracekit.store import open_trace
@@ -66,25 +66,63 @@ def test_packed_kv_of_two_heads_is_refused_until_the_axis_is_named():
     assert np.array_equal(rows.values.to_float32(), v)
 
 
-def test_a_call_that_breaks_a_rule_is_in_the_ledger():
-    """q has one row too few: the recording ends with the reason, not with a wrong call."""
-    q, k, v = arrays(2, 3)
-    kept = []
-
-    def write(path, recording, calls):
-        kept.extend([recording, calls])
-
+@pytest.mark.parametrize(
+    ("wrong", "shape"),
+    [
+        ({"q": (2, 4, 8)}, r"q is \[T, H, D\] with T = 3 rows, .* not \[2, 4, 8\]"),
+        ({"q": (3, 32)}, r"q is .* not \[3, 32\]"),
+        ({"keys": (3, 16)}, r"keys of request 'a' are \[N, Hkv, D\] with N = 3 rows .* not \[3, 16\]"),
+        ({"values": (2, 2, 8)}, r"values of request 'a' are .* not \[2, 2, 8\]"),
+    ],
+)
+def test_a_wrong_shape_is_named_where_it_is_passed(wrong, shape):
+    q, k, v = arrays(3, 3)
+    tensors = {"q": q, "keys": k, "values": v} | {n: np.zeros(s, np.float32) for n, s in wrong.items()}
     with (
-        pytest.warns(CaptureIncomplete, match="q is"),
-        record("unused.h5", write=write) as session,
-        session.step({"a": [1, 2, 3]}, calls=1),
+        pytest.raises(InvalidCall, match=shape) as refused,
+        record("unused.h5", write=lambda *_: None) as session,
+        session.step({"a": [1, 2, 3]}),
     ):
-        session.attention(layer=0, q=q, keys=k, values=v, scale=1.0)
+        session.attention(layer=0, **tensors, scale=1.0)
+    assert refused.value.rule == "R-SHAPE"
 
-    recording, calls = kept
-    assert calls == []
-    assert "q is [T, H, D] with T = 3 rows" in recording.ledger[0].cut
-    assert recording.ledger[0].recorded == 0
+
+def of_two_layers(good, bad, failure=None):
+    """A step whose calls of layers `good` are sound, and of layers `bad` have an O of another width."""
+    q, k, v = arrays(3, 3)
+    kept = []
+    with (
+        record("unused.h5", write=lambda _, recording, calls: kept.extend([recording, calls])) as session,
+        session.step({"a": [1, 2, 3]}),
+    ):
+        for layer in (*good, *bad):
+            out = None if layer in good else np.zeros((3, 4, 9), np.float32)
+            session.attention(layer=layer, q=q, keys=k, values=v, out=out, scale=1.0)
+        if failure is not None:
+            raise failure
+    return kept
+
+
+def test_a_call_that_breaks_a_rule_is_in_the_ledger():
+    with pytest.warns(CaptureIncomplete, match="out is"):
+        recording, calls = of_two_layers(good=[0], bad=[1])
+    assert [call.layer for call in calls] == [0]
+    assert "out is float32 [3, 4, 8], not" in recording.ledger[0].cut
+    assert recording.ledger[0].recorded == 1
+
+
+def test_when_no_call_could_be_kept_the_first_problem_is_the_error():
+    with pytest.raises(
+        Unsupported, match=r"none of 2 calls .* first problem: step 0, layer 0: out is"
+    ) as error:
+        of_two_layers(good=[], bad=[0, 1])
+    assert error.value.rule == "R-NOTHING"
+
+
+def test_an_error_of_the_user_is_not_hidden_by_a_trace_that_could_not_be_written():
+    with pytest.raises(RuntimeError, match="mine") as error:
+        of_two_layers(good=[], bad=[0], failure=RuntimeError("mine"))
+    assert "out is" in error.value.__notes__[0]
 
 
 def test_kv_must_be_given():

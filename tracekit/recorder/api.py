@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from tracekit.errors import UsageError
+from tracekit.errors import TracekitError, UsageError
 from tracekit.model import AttentionCall, Bits, Recording
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
@@ -80,10 +80,13 @@ def record(
         else:
             with adapter:
                 yield session
-    except BaseException:
+    except BaseException as failure:
         # What was recorded before the failure is still evidence; the failure itself goes on.
         if session.recorded:
-            _save(Path(path), session, write)
+            try:
+                _save(Path(path), session, write)
+            except TracekitError as lost:
+                failure.add_note(f"tracekit wrote no {path}: {lost}")
         raise
     _save(Path(path), session, write)
     if session.problems:

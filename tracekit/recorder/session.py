@@ -198,13 +198,11 @@ class Session:
         """Return the nouns. Requests get their keys, calls their rows of the KV log, and a derived LSE.
 
         Raises:
-            Unsupported: `R-BYPASS` when steps ran and no hook fired in any of them; `R-NOTHING` when every
-                hook failed.
+            Unsupported: `R-BYPASS` when steps ran and no hook fired in any of them; `R-NOTHING` when calls
+                were seen and none of them could be kept.
             NothingSelected: `R-FILTER` when the filters left nothing.
         """
         self.end()
-        if self._ledger and not self._kept:
-            self._explain_nothing()
         requests = self.requests.resolve()
         calls = []
         for kept in self._kept:
@@ -212,6 +210,8 @@ class Session:
                 calls.append(self._call(kept))
             except TracekitError as error:
                 self._lose(kept, error)
+        if self._ledger and not calls:
+            self._explain_nothing()
         recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
         return recording, calls
 
@@ -219,13 +219,15 @@ class Session:
         """Steps ran and no call was kept: say which of the three reasons it is."""
         model = self.identity.architecture or "the model"
         steps = len(self._ledger)
-        if any(line.filtered for line in self._ledger):
+        fired, filtered = (
+            sum(getattr(line, name) for line in self._ledger) for name in ("fired", "filtered")
+        )
+        if fired and fired == filtered:
             raise NothingSelected(
-                f"the filters leave none of the {sum(line.filtered for line in self._ledger)} calls of "
-                f"{steps} steps; widen layers= or steps=.",
+                f"the filters leave none of the {filtered} calls of {steps} steps; widen layers= or steps=.",
                 rule="R-FILTER",
             )
-        if not any(line.fired for line in self._ledger):
+        if not fired:
             raise Unsupported(
                 f"{model} ran {steps} steps and never called the attention interface: its attention bypasses "
                 "it. Call session.attention(...) from the attention code, or set an implementation that "
@@ -235,7 +237,8 @@ class Session:
                 model=model,
             )
         raise Unsupported(
-            f"{model}: nothing was recorded in {steps} steps. The first problem: {self.problems[0]}",
+            f"{model}: none of {fired - filtered} calls in {steps} steps could be kept. "
+            f"The first problem: {self.problems[0]}",
             rule="R-NOTHING",
             steps=steps,
             problems=self.problems,
