@@ -36,7 +36,7 @@ def test_only_some_layers(tracekit_cli, tmp_path):
 def test_inspect_in_words(tracekit_cli, prefill):
     done = tracekit_cli("inspect", prefill, "--calls")
     assert done.code == 0
-    for word in ("transformers.sdpa", "prefill", "hooks expected", "derived"):
+    for word in ("transformers.sdpa", "prefill", "hooks expected", "derived", "consumed"):
         assert word in done.out
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tracekit.errors import ConventionAmbiguous, InvalidCall, Unsupported, UsageError
-from tracekit.model import Mode, Origin
+from tracekit.model import KVSource, Mode, Origin
 from tracekit.recorder.api import CaptureIncomplete, record
 from tracekit.store import open_trace
 
@@ -85,6 +85,22 @@ def test_a_wrong_shape_is_named_where_it_is_passed(wrong, shape):
     ):
         session.attention(layer=0, **tensors, scale=1.0)
     assert refused.value.rule == "R-SHAPE"
+
+
+@pytest.mark.parametrize(
+    ("given", "source"), [({}, KVSource.WRITTEN), ({"kv_source": "consumed"}, KVSource.CONSUMED)]
+)
+def test_kv_is_what_was_written_unless_it_was_read_back(given, source):
+    q, k, v = arrays(3, 3)
+    calls = []
+    with (
+        record("unused.h5", write=lambda p, r, c: calls.extend(c)) as session,
+        session.step({"a": [1, 2, 3]}),
+    ):
+        with pytest.raises(UsageError, match="kv_source is consumed or written, not 'read'"):
+            session.attention(layer=0, q=q, keys=k, values=v, scale=1.0, kv_source="read")
+        session.attention(layer=0, q=q, keys=k, values=v, scale=1.0, **given)
+    assert [call.conventions.kv_source for call in calls] == [source]
 
 
 def of_two_layers(good, bad, failure=None):

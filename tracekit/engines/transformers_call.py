@@ -18,6 +18,7 @@ from tracekit.model import (
     DType,
     ExecutedIdentity,
     KVFamily,
+    KVSource,
     LaunchPlan,
     Origin,
     Output,
@@ -147,6 +148,8 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
             window=call.kwargs.get("sliding_window"),
             score_dtype=q.dtype if kernel.own_scores else DType.FLOAT32,
             probability_dtype=q.dtype if kernel.own_probabilities else DType.FLOAT32,
+            # k and v are the very arguments of the kernel, whatever the cache did to them before.
+            kv_source=KVSource.CONSUMED,
         ),
         provenance=Provenance(
             engine_name(),

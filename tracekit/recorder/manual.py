@@ -14,6 +14,7 @@ from tracekit.model import (
     Conventions,
     ExecutedIdentity,
     KVFamily,
+    KVSource,
     Mode,
     Origin,
     Output,
@@ -76,6 +77,7 @@ class ManualSession(Session):
         sink: Any = None,
         window: int | None = None,
         generation: int = 0,
+        kv_source: KVSource | str = KVSource.WRITTEN,
         kernel: str = "custom",
         libraries: Mapping[str, str] | None = None,
     ) -> None:
@@ -95,13 +97,15 @@ class ManualSession(Session):
             sink: FP32 `[H]` logit that joins the denominator.
             window: sliding window in tokens.
             generation: write epoch of the KV rows; raise it when you have written rows over.
+            kv_source: `consumed` where keys and values are what the kernel read (read back from its cache),
+                `written` where they are what was computed for it.
             kernel: name of the kernel that ran.
             libraries: package -> version of what ran.
 
         Raises:
             ConventionAmbiguous: `C-KV-AXIS` when `kv` can be read in two ways.
             InvalidCall: `R-SHAPE`, `R-TENSOR`, `M-CALL-DTYPE` when shapes or dtypes do not fit.
-            UsageError: `R-MANUAL` when neither `kv` nor keys and values were given.
+            UsageError: `R-MANUAL` when neither `kv` nor keys and values were given; `R-KV-SOURCE`.
         """
         if not self.wants(layer):
             self.skip()
@@ -126,7 +130,7 @@ class ManualSession(Session):
                 selection=Selection({KVFamily.DENSE: Ranges(lo, positions + 1)}),
                 out=None if out is None else Output(as_bits(out, "out"), Origin.EXECUTED),
                 lse=None if lse is None else Output(as_bits(lse, "lse"), Origin.EXECUTED),
-                conventions=Conventions(scale_to_bits(scale), window=window),
+                conventions=Conventions(scale_to_bits(scale), window=window, kv_source=_source(kv_source)),
                 provenance=Provenance("manual", kernel, ExecutedIdentity(kernel, dict(libraries or {}))),
             )
         )
@@ -164,6 +168,16 @@ class ManualSession(Session):
                 _held(v, f"values of request {alias!r}", "[N, Hkv, Dv]", tokens),
             )
         return found
+
+
+def _source(value: KVSource | str) -> KVSource:
+    try:
+        return KVSource(value)
+    except ValueError:
+        valid = [source.value for source in KVSource]
+        raise UsageError(
+            f"kv_source is {' or '.join(valid)}, not {value!r}.", rule="R-KV-SOURCE", value=value, valid=valid
+        ) from None
 
 
 def _queries(q: Any, count: int) -> Bits:

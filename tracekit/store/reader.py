@@ -12,7 +12,7 @@ from typing import Self
 
 from tracekit.env import settings
 from tracekit.errors import TracekitError, TraceMissing, UsageError
-from tracekit.model import AttentionCall, DType, Mode, Origin, Recording, RequestKey
+from tracekit.model import AttentionCall, DType, KVSource, Mode, Origin, Recording, RequestKey
 from tracekit.store.checks import check_tables, decoded_bytes
 from tracekit.store.decode import Decoder
 from tracekit.store.head import read_head
@@ -42,6 +42,7 @@ class CallHead:
         dtype: of Q, KV and O.
         requests: in executed order.
         kernel: the kernel that was executed.
+        kv_source: where its KV rows were seen.
         has_sink: whether it has a sink.
         out: who made O; None where it was not recorded.
         lse: who made the LSE; None where it was not recorded.
@@ -62,6 +63,7 @@ class CallHead:
     dtype: DType
     requests: tuple[RequestKey, ...]
     kernel: str
+    kv_source: KVSource
     has_sink: bool
     out: Origin | None
     lse: Origin | None
@@ -198,6 +200,7 @@ class Trace:
             dtype=DTYPES[q.logical.value],
             requests=self._texts.members(batch),
             kernel=self._texts.provenance(int(entry["provenance"])).executed.kernel,
+            kv_source=self._texts.conventions(int(entry["conventions"])).kv_source,
             has_sink=bool(entry["sink"] != NONE),
             out=origins.get(Role.OUT),
             lse=origins.get(Role.LSE),
