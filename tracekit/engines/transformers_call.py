@@ -251,6 +251,7 @@ def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading)
         "grad": bool(call.q.requires_grad),
         "q_layout": _layout(call.q),
         "kv_layout": _layout(call.k),
+        "v_layout": _layout(call.v),
         "sink_dtype": None if sinks is None else str(sinks.dtype).removeprefix("torch."),
         **reading.scalars,
     }
@@ -260,7 +261,7 @@ def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading)
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    """The order of the axes in memory, slowest first."""
+    """The order of the axes in memory, slowest first; `other` strides are not recorded."""
     if tensor.is_contiguous():
         return "bhsd"
     return "bshd" if tensor.transpose(1, 2).is_contiguous() else "other"
