@@ -101,7 +101,7 @@ def prefill(
     )
 
 
-def plan(rows: int) -> LaunchPlan:
+def plan(rows: int, requests: int = 2) -> LaunchPlan:
     """A launch plan that uses every field and awkward values."""
     return LaunchPlan(
         kernel="torch.flash_cpu",
@@ -109,8 +109,8 @@ def plan(rows: int) -> LaunchPlan:
         slots=rows + 2,
         head_padding=1,
         page_size=16,
-        block_tables=(np.array([3, 1], np.int32), np.zeros(0, np.int32)),
-        cu_seqlens=np.array([0, rows], np.int32),
+        block_tables=(np.array([3, 1], np.int32), *[np.zeros(0, np.int32)] * (requests - 1)),
+        cu_seqlens=np.array([0] * requests + [rows], np.int32),
         scalars={
             "n": 3,
             "big": 2**70,

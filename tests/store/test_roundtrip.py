@@ -139,15 +139,7 @@ def test_a_request_is_listed_once(tmp_path):
     assert refused.value.rule == "S-REQUEST-TWICE"
 
 
-def test_gradients_have_the_shapes_of_what_they_belong_to(tmp_path):
-    call = prefill(grads=True)
-    wrong = replace(call, grads=replace(call.grads, d_out=call.grads.d_out.part(slice(1))))
-    with pytest.raises(InvalidCall) as refused:
-        write_trace(tmp_path / "x.h5", recording(), [wrong])
-    assert refused.value.rule == "S-GRADS"
-
-
-@pytest.mark.parametrize("number", [{"layer": 2**32}, {"rank": -1}, {"step": 2**62}])
+@pytest.mark.parametrize("number", [{"layer": 2**32}, {"rank": 2**32}, {"step": 2**62}])
 def test_numbers_over_the_limits_are_refused(tmp_path, number):
     with pytest.raises(Unsupported) as refused:
         write_trace(tmp_path / "x.h5", recording(), [replace(prefill(), **number)])
