@@ -16,6 +16,7 @@ from tracekit.model import AttentionCall, DType, KVSource, Mode, Origin, Recordi
 from tracekit.store.checks import check_tables, decoded_bytes
 from tracekit.store.decode import Decoder
 from tracekit.store.head import read_head
+from tracekit.store.ledger import disagreement
 from tracekit.store.limits import NONE
 from tracekit.store.payload import Payload
 from tracekit.store.rules import corrupt
@@ -82,6 +83,9 @@ class Trace:
         self.head = read_head(descriptor)
         check_tables(self.head)
         self._texts = Texts(self.head)
+        wrong = disagreement(self._texts.ledger, self.head.tables["calls"]["step"].tolist())
+        if wrong is not None:
+            raise corrupt("E-29", f"Of a capture, {wrong[0]}.", step=wrong[1])
         self.payload = Payload(descriptor, self.head, threads)
         self._decoder = Decoder(self.head, self.payload, self._texts)
         self._close = weakref.finalize(self, os.close, descriptor)

@@ -45,7 +45,7 @@ def write_trace(
 
     Raises:
         NothingSelected: S-EMPTY, there is no call: a trace without calls could only mislead.
-        InvalidCall: S-REQUEST-TWICE.
+        InvalidCall: S-REQUEST-TWICE, S-LEDGER.
         Unsupported: S-ARRAY, S-TEXT, S-SCALAR, S-LIMIT: something that the format does not hold.
         OSError: the disk or the folder refuses.
     """
