@@ -92,6 +92,9 @@ def describe(trace: Trace, show_calls: bool) -> Group:
                 f"request   {request['key']}{alias}: {request['prompt']} prompt tokens of {request['tokens']}"
             )
         )
+    notes = ", ".join(f"{name} {value}" for name, value in told["notes"].items())
+    if notes:
+        lines.append(Text(f"notes     {notes}"))
     return Group(
         *lines, _calls(told["calls"]) if show_calls else _shapes(told["calls"]), _ledger(told["ledger"])
     )

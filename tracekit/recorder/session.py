@@ -47,7 +47,8 @@ class _Kept:
 class Session:
     """One recording.
 
-    `problems` lists what went wrong, in words; `written` is what the writer of the trace gave back.
+    `problems` lists what went wrong, in words; `notes` is free text for `inspect`; `written` is what the
+    writer of the trace gave back.
 
     Args:
         filters: what to keep.
