@@ -7,6 +7,7 @@ from torch import nn
 
 from tracekit.engines import transformers as engine
 from tracekit.engines.driver import cache_argument, greedy, run_transformers
+from tracekit.engines.models import load_model
 from tracekit.errors import InvalidCall, NothingSelected, Unavailable, Unsupported, UsageError
 from tracekit.model import KVFamily
 from tracekit.recorder.api import CaptureIncomplete, record
@@ -204,6 +205,23 @@ def test_the_driver_names_what_is_wrong(arguments, kind, match, tmp_path):
         run_transformers(
             **({"model": "tiny-qwen3", "prompts": [[5, 6]], "out": tmp_path / "x.h5"} | arguments)
         )
+
+
+@pytest.mark.parametrize("implementation", [None, "sdpa"])
+def test_a_checkpoint_that_transformers_does_not_know(tmp_path, implementation):
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(UsageError, match=r"does not load .*nonsense") as error:
+        load_model(str(tmp_path), implementation)
+    assert error.value.rule == "E-CHECKPOINT"
+    assert "None" not in str(error.value)
+
+
+def test_an_attention_that_the_model_does_not_take():
+    with pytest.raises(
+        UsageError, match=r"tiny-gpt-oss does not run with attention sdpa: .*Try eager"
+    ) as error:
+        load_model("tiny-gpt-oss", "sdpa")
+    assert error.value.rule == "E-IMPLEMENTATION"
 
 
 def test_an_engine_that_is_not_known():
