@@ -48,10 +48,17 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
         if "TRACEKIT_CACHE" in environ
         else home / "tracekit",
-        threads=int(_positive(environ, "TRACEKIT_THREADS", len(os.sched_getaffinity(0)), whole=True)),
+        threads=int(_positive(environ, "TRACEKIT_THREADS", _cores(), whole=True)),
         isa=isa,
         timeout=_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False),
     )
+
+
+def _cores() -> int:
+    """Return the cores that this process may use; macOS tells only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _positive(environ: Mapping[str, str], name: str, default: float, *, whole: bool) -> float:

@@ -6,7 +6,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tracekit.engines.driver import cache_argument, greedy
-from tracekit.model import DType, KVFamily, Mode, Origin, Ranges
+from tracekit.model import DType, KVFamily, KVSource, Mode, Origin, Ranges
 from tracekit.providers.base import Launch
 from tracekit.providers.oracle import Oracle
 from tracekit.recorder.api import record
@@ -243,6 +243,7 @@ def test_lse_is_derived_and_says_so(qwen3, recorded, prompt):
 
     assert call.lse.origin is Origin.DERIVED
     assert call.out.origin is Origin.EXECUTED
+    assert call.conventions.kv_source is KVSource.CONSUMED
 
 
 def test_identity_names_weights_and_not_the_kernel(qwen3, recorded, prompt):

@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import AttentionInterface
 
 from tracekit.engines.driver import greedy
 from tracekit.errors import Unsupported
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.providers.transformers import Transformers
+from tracekit.providers.transformers_launch import relaunch
 
 CASES = [("qwen3", "sdpa"), ("qwen3", "eager"), ("gpt_oss", "eager")]
 
@@ -28,7 +31,7 @@ def test_the_recorded_launch_gives_the_recorded_bits(calls):
     for call in calls:
         answer = provider.run(Launch((call,)))
         assert answer.tensors[0].out.same(call.out.bits), (call.layer, call.step)
-        assert answer.executed == call.provenance.executed == provider.identity_of(call)
+        assert answer.executed == call.provenance.executed
 
 
 @pytest.mark.parametrize("calls", CASES, indirect=True, ids="-".join)
@@ -63,6 +66,46 @@ def test_a_plan_that_does_not_fit_is_refused(calls):
 
     fewer = replace(call, launch=replace(call.launch, scalars=call.launch.scalars | {"key_length": 8}))
     assert "another number of KV rows" in Transformers().refuses(fewer)
+
+
+def with_scalars(call, **scalars):
+    return replace(call, launch=replace(call.launch, scalars=call.launch.scalars | scalars))
+
+
+def test_keys_and_values_lie_as_they_lay(qwen3, recorded, prompt, monkeypatch):
+    """A function that gets k as a transposed view and v contiguous is run again on just that."""
+
+    def rotated(module, q, k, v, mask, **kwargs):
+        k = k.transpose(1, 2).contiguous().transpose(1, 2)
+        return AttentionInterface._global_mapping["sdpa"](module, q, k, v.contiguous(), mask, **kwargs)
+
+    def run(model):
+        monkeypatch.setattr(
+            "transformers.models.qwen3.modeling_qwen3.ALL_ATTENTION_FUNCTIONS.get_interface",
+            lambda *_: rotated,
+        )
+        model(torch.tensor([prompt(7)]), use_cache=False)
+
+    (call, _) = recorded(qwen3, run).calls
+    assert [call.launch.scalars[n] for n in ("kv_layout", "v_layout")] == ["bshd", "bhsd"]
+    arguments = relaunch(call, call.launch)
+    assert not arguments.k.is_contiguous()
+    assert arguments.v.is_contiguous()
+
+
+@pytest.mark.parametrize("calls", [("qwen3", "sdpa")], indirect=True, ids="-".join)
+def test_a_plan_without_the_layout_of_values_takes_that_of_keys(calls):
+    old = {name: value for name, value in calls[0].launch.scalars.items() if name != "v_layout"}
+    call = replace(calls[0], launch=replace(calls[0].launch, scalars=old | {"kv_layout": "bshd"}))
+    assert Transformers().refuses(call) is None
+    assert not relaunch(call, call.launch).v.is_contiguous()
+
+
+@pytest.mark.parametrize("calls", [("qwen3", "sdpa")], indirect=True, ids="-".join)
+@pytest.mark.parametrize(("name", "tensor"), [("q_layout", "q"), ("kv_layout", "k"), ("v_layout", "v")])
+def test_strides_that_are_not_recorded_are_not_run(calls, name, tensor):
+    refused = Transformers().refuses(with_scalars(calls[0], **{name: "other"}))
+    assert refused == f"the strides of {tensor} are not recorded"
 
 
 def test_it_is_a_provider():

@@ -86,6 +86,13 @@ def run_transformers(
         model.set_attn_implementation(attn_implementation)
     encoded = encode(prompts, tokenizer, model)
     with record(out, engine="transformers", model=model, layers=layers, steps=steps, write=write) as session:
+        session.notes |= {
+            "driver": "run_transformers",
+            "attention": str(model.config._attn_implementation),
+            "prompts": str(len(encoded)),
+            "max_new_tokens": str(max_new_tokens),
+            "decoding": "greedy" if forced is None else "forced tokens",
+        }
         generated = greedy(model, encoded, max_new_tokens, forced, progress)
     text = () if tokenizer is None else tuple(tokenizer.decode(tokens) for tokens in generated)
     return RunSummary(

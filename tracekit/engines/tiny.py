@@ -4,16 +4,13 @@
 with full attention.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tracekit.engines.smollm2 import move_into_place
-from tracekit.env import settings
+from tracekit.engines import cached
 
 SEED = 20
 VOCABULARY = 256
@@ -97,13 +94,4 @@ def write(name: str, folder: Path) -> None:
 
 def prepared(name: str) -> Path:
     """Return the folder of a tiny checkpoint, written at the first use."""
-    target = settings().cache / f"{name}-{_LAYOUT}"
-    if not (target / "config.json").is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
-        try:
-            write(name, work)
-            move_into_place(work, target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return target
+    return cached.prepared(f"{name}-{_LAYOUT}", lambda folder: write(name, folder))

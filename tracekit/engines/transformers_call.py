@@ -1,5 +1,6 @@
 """One call of a transformers attention function, in the logical words of the model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,13 @@ from tracekit.engines.transformers_mask import MaskReading, read_mask
 from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
 from tracekit.errors import Unsupported
 from tracekit.model import (
+    Array,
     Bits,
     Conventions,
     DType,
     ExecutedIdentity,
     KVFamily,
+    KVSource,
     LaunchPlan,
     Origin,
     Output,
@@ -107,26 +110,9 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
             "cross-attention is not recorded.",
             rule="T-QUERY",
         )
-    causal = _causal(kernel, call)
-    key = (id(call.mask), batch.keys, causal)
-    if key not in forward.derived:
-        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
-        forward.derived[key] = (call.mask, read_mask(call.mask, batch, causal))
-    reading: MaskReading = forward.derived[key][1]
-
+    reading = _reading(kernel, call, forward, batch)
     slots, sequence = batch.row_slots, batch.sequence
     present, request = np.unique(sequence, return_inverse=True)
-    keys, values = borrow(call.k, "keys"), borrow(call.v, "values")
-    kv = {}
-    for b in present:
-        held = batch.key_slots(int(b))
-        kv[forward.handles[b]] = {
-            KVFamily.DENSE: SeenKV(
-                Borrowed(keys.data[b][:, held], keys.dtype),
-                Borrowed(values.data[b][:, held], values.dtype),
-                batch.first_key(int(b)),
-            )
-        }
     q = take_rows(call.q.transpose(1, 2), slots, "q")
     sinks = call.kwargs.get("s_aux")
     identity = kernel.identity(call.q.device.type)
@@ -136,18 +122,12 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
         request=request.astype(np.int32),
         positions=batch.positions,
         q=q,
-        kv=kv,
+        kv={forward.handles[b]: {KVFamily.DENSE: rows} for b, rows in _held(call, batch, present)},
         sink=None if sinks is None else _sink(sinks),
         selection=Selection({KVFamily.DENSE: reading.selection}),
         out=Output(take_rows(call.out, slots, "out"), Origin.EXECUTED),
         lse=None if call.lse is None else Output(take_rows(call.lse, slots, "lse"), Origin.EXECUTED),
-        conventions=Conventions(
-            scale_to_bits(_scale(call)),
-            causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, batch),
-            window=call.kwargs.get("sliding_window"),
-            score_dtype=q.dtype if kernel.own_scores else DType.FLOAT32,
-            probability_dtype=q.dtype if kernel.own_probabilities else DType.FLOAT32,
-        ),
+        conventions=_conventions(kernel, call, q.dtype, reading, batch),
         provenance=Provenance(
             engine_name(),
             str(call.module.config._attn_implementation),
@@ -156,6 +136,40 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
             {"module": f"{type(call.module).__module__}.{type(call.module).__qualname__}"},
         ),
         launch=_plan(identity.kernel, call, forward, reading),
+    )
+
+
+def _reading(kernel: Kernel, call: KernelCall, forward: Forward, batch: PaddedBatch) -> MaskReading:
+    """What the mask says, read once for all layers that get the same one."""
+    causal = _causal(kernel, call)
+    key = (id(call.mask), batch.keys, causal)
+    if key not in forward.derived:
+        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
+        forward.derived[key] = (call.mask, read_mask(call.mask, batch, causal))
+    reading: MaskReading = forward.derived[key][1]
+    return reading
+
+
+def _held(call: KernelCall, batch: PaddedBatch, places: Array) -> Iterator[tuple[int, SeenKV]]:
+    """The KV rows that each batch place holds, padding left out."""
+    keys, values = borrow(call.k, "keys"), borrow(call.v, "values")
+    for b in places.tolist():
+        held = batch.key_slots(b)
+        k, v = Borrowed(keys.data[b][:, held], keys.dtype), Borrowed(values.data[b][:, held], values.dtype)
+        yield b, SeenKV(k, v, batch.first_key(b))
+
+
+def _conventions(
+    kernel: Kernel, call: KernelCall, dtype: DType, reading: MaskReading, batch: PaddedBatch
+) -> Conventions:
+    return Conventions(
+        scale_to_bits(_scale(call)),
+        causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, batch),
+        window=call.kwargs.get("sliding_window"),
+        score_dtype=dtype if kernel.own_scores else DType.FLOAT32,
+        probability_dtype=dtype if kernel.own_probabilities else DType.FLOAT32,
+        # k and v are the very arguments of the kernel, whatever the cache did to them before.
+        kv_source=KVSource.CONSUMED,
     )
 
 
@@ -248,6 +262,7 @@ def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading)
         "grad": bool(call.q.requires_grad),
         "q_layout": _layout(call.q),
         "kv_layout": _layout(call.k),
+        "v_layout": _layout(call.v),
         "sink_dtype": None if sinks is None else str(sinks.dtype).removeprefix("torch."),
         **reading.scalars,
     }
@@ -257,7 +272,7 @@ def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading)
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    """The order of the axes in memory, slowest first."""
+    """The order of the axes in memory, slowest first; `other` strides are not recorded."""
     if tensor.is_contiguous():
         return "bhsd"
     return "bshd" if tensor.transpose(1, 2).is_contiguous() else "other"

@@ -54,12 +54,8 @@ class Transformers:
         return frozenset({"rerun", "recorded"})
 
     def identity(self) -> ExecutedIdentity:
-        """What would run for a call that no transformers made; see `identity_of`."""
+        """What would run for a call that no transformers made; an answer says what ran for its calls."""
         return executed(f"{_PREFIX}{self._implementation or 'sdpa'}")
-
-    def identity_of(self, call: AttentionCall) -> ExecutedIdentity:
-        """Return what would run for a call: the function is chosen by the call."""
-        return executed(f"{_PREFIX}{self._chosen(call)}")
 
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""

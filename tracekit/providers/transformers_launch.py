@@ -44,6 +44,8 @@ class Arguments:
 
 _SCALARS = ("batch", "query_length", "key_length", "mask_kind", "scaling", "is_causal", "module_is_causal")
 _LAYOUT = ("q_layout", "kv_layout", "grad", "sink_dtype")
+_LAYOUTS = {"q_layout": "q", "kv_layout": "k", "v_layout": "v"}
+"""`kv_layout` is that of k, and of v too in plans that have no `v_layout`."""
 
 
 def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
@@ -57,6 +59,9 @@ def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
         arrays += [name for name in ("mask",) if name not in plan.arrays]
     if missing or arrays:
         return f"its launch plan lacks {', '.join([*missing, *arrays])}"
+    strided = [tensor for name, tensor in _LAYOUTS.items() if plan.scalars.get(name) == "other"]
+    if strided:
+        return f"the strides of {', '.join(strided)} are not recorded"
     counts = [slots.size for slots in _key_slots(call, plan)[1]]
     if counts != [rows.count for rows in _rows_held(call)]:
         return "its launch plan places another number of KV rows than the call holds"
@@ -130,9 +135,8 @@ def _arguments(
         query = to_torch(Bits(q, call.dtype)).transpose(1, 2)
     else:
         query = to_torch(Bits(q.transpose(0, 2, 1, 3), call.dtype))
-    key, value = to_torch(Bits(keys, call.dtype)), to_torch(Bits(values, call.dtype))
-    if scalars["kv_layout"] == "bshd":
-        key, value = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (key, value))
+    key = _laid_out(to_torch(Bits(keys, call.dtype)), scalars["kv_layout"])
+    value = _laid_out(to_torch(Bits(values, call.dtype)), scalars.get("v_layout", scalars["kv_layout"]))
     if scalars["grad"]:
         query, key, value = (x.requires_grad_() for x in (query, key, value))
     module = torch.nn.Module()
@@ -146,6 +150,10 @@ def _arguments(
         kind = torch_dtype(DType(str(scalars["sink_dtype"])))
         module.sinks = kwargs["s_aux"] = to_torch(call.sink).to(kind)
     return Arguments(module, query, key, value, mask, kwargs, shape.row_slots)
+
+
+def _laid_out(tensor: torch.Tensor, layout: Scalar) -> torch.Tensor:
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if layout == "bshd" else tensor
 
 
 def _cache(shape: _Shape, rows: list[Array]) -> Array:

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from tracekit.errors import UsageError
+from tracekit.errors import TracekitError, UsageError
 from tracekit.model import AttentionCall, Bits, Recording
 from tracekit.recorder.conventions import contradictions
 from tracekit.recorder.derive import derive_lse
@@ -19,7 +19,10 @@ from tracekit.recorder.session import Session
 
 
 class CaptureIncomplete(UserWarning):
-    """Calls are missing from a trace although no filter asked for it; the ledger says which and why."""
+    """A trace lacks calls that no filter left out: not seen, not understood, or over KV that changed.
+
+    The ledger says which and why.
+    """
 
 
 class Attach(Protocol):
@@ -92,10 +95,13 @@ def record(
         else:
             with adapter:
                 yield session
-    except BaseException:
+    except BaseException as failure:
         # What was recorded before the failure is still evidence; the failure itself goes on.
         if session.recorded:
-            _save(Path(path), session, write)
+            try:
+                _save(Path(path), session, write)
+            except TracekitError as lost:
+                failure.add_note(f"tracekit wrote no {path}: {lost}")
         raise
     calls = _save(Path(path), session, write)
     if session.problems:

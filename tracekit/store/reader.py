@@ -12,10 +12,11 @@ from typing import Self
 
 from tracekit.env import settings
 from tracekit.errors import TracekitError, TraceMissing, UsageError
-from tracekit.model import AttentionCall, DType, Mode, Origin, Recording, RequestKey
+from tracekit.model import AttentionCall, DType, KVSource, Mode, Origin, Recording, RequestKey
 from tracekit.store.checks import check_tables, decoded_bytes
 from tracekit.store.decode import Decoder
 from tracekit.store.head import read_head
+from tracekit.store.ledger import disagreement
 from tracekit.store.limits import NONE
 from tracekit.store.payload import Payload
 from tracekit.store.rules import corrupt
@@ -42,6 +43,7 @@ class CallHead:
         dtype: of Q, KV and O.
         requests: in executed order.
         kernel: the kernel that was executed.
+        kv_source: where its KV rows were seen.
         has_sink: whether it has a sink.
         out: who made O; None where it was not recorded.
         lse: who made the LSE; None where it was not recorded.
@@ -62,6 +64,7 @@ class CallHead:
     dtype: DType
     requests: tuple[RequestKey, ...]
     kernel: str
+    kv_source: KVSource
     has_sink: bool
     out: Origin | None
     lse: Origin | None
@@ -80,6 +83,9 @@ class Trace:
         self.head = read_head(descriptor)
         check_tables(self.head)
         self._texts = Texts(self.head)
+        wrong = disagreement(self._texts.ledger, self.head.tables["calls"]["step"].tolist())
+        if wrong is not None:
+            raise corrupt("E-29", f"Of a capture, {wrong[0]}.", step=wrong[1])
         self.payload = Payload(descriptor, self.head, threads)
         self._decoder = Decoder(self.head, self.payload, self._texts)
         self._close = weakref.finalize(self, os.close, descriptor)
@@ -198,6 +204,7 @@ class Trace:
             dtype=DTYPES[q.logical.value],
             requests=self._texts.members(batch),
             kernel=self._texts.provenance(int(entry["provenance"])).executed.kernel,
+            kv_source=self._texts.conventions(int(entry["conventions"])).kv_source,
             has_sink=bool(entry["sink"] != NONE),
             out=origins.get(Role.OUT),
             lse=origins.get(Role.LSE),
