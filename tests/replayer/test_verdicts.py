@@ -185,6 +185,24 @@ def test_a_cut_capture_is_inconclusive_and_says_where():
     assert replay([cut], providers=["tka1"], claims=["rows"], calls=[0]).find("rows").status is Status.HELD
 
 
+@pytest.mark.parametrize(
+    ("ledger", "words"),
+    [
+        ((), "the trace has no capture ledger"),
+        ((StepRecord(0, 5, 5, 5, 0),), "step 0: its ledger says 5 calls recorded, the trace holds 1"),
+        ((StepRecord(1, 0, 0, 0, 0),), "step 0: its ledger has no line for the step"),
+        ((StepRecord(0, 1, 1, 1, 0), StepRecord(4, 2, 2, 2, 0)), "step 4: its ledger says 2 calls"),
+    ],
+)
+def test_a_ledger_that_is_absent_or_disagrees_holds_nothing(ledger, words):
+    trace = MemoryTrace((PREFILL,), Recording(ledger=ledger))
+
+    verdict = replay([trace], providers=["tka1"], claims=["rows"]).find("rows")
+
+    assert verdict.status is Status.INCONCLUSIVE
+    assert words in verdict.reason
+
+
 def test_a_recorded_kernel_that_nobody_has_is_not_run():
     alien = replace(PREFILL, provenance=Provenance("engine", "x", ExecutedIdentity("engine.kernel")))
 
