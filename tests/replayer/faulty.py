@@ -78,6 +78,17 @@ class OneRowShort(Faulty):
         return Answer(tensors, answer.executed)
 
 
+class LosesLse(Oracle):
+    """Forgets the LSE of a launch of one row."""
+
+    id = "loses-lse"
+
+    def run(self, launch):
+        answer = super().run(launch)
+        tensors = tuple(Tensors(t.out, t.lse if len(t.out.data) > 1 else None) for t in answer.tensors)
+        return Answer(tensors, answer.executed)
+
+
 class FailsOnBaseline(Faulty):
     def run(self, launch):
         os._exit(9)

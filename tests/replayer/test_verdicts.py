@@ -81,6 +81,25 @@ def test_a_named_claim_is_judged_even_where_it_was_not_promised():
     assert statuses(report) == {("tests.replayer.faulty:spoiled", "decode"): Status.REFUTED}
 
 
+def test_an_lse_that_disappears_in_a_variant_is_missed():
+    report = replay([TRACE], providers=["tests.replayer.faulty:LosesLse"], claims=["solo", "requests"])
+
+    assert report.find("solo").status is Status.INCONCLUSIVE
+    assert report.find("solo").reason == "the lse is missing in variant `row alone` of call 0"
+    assert report.find("requests").status is Status.HELD
+
+
+def test_an_lse_that_was_recorded_and_does_not_come_again_is_missed():
+    one = MemoryTrace((record(dense_call(lengths=(5,), new=(1,)), create("oracle")),))
+
+    verdict = replay([one], providers=["tests.replayer.faulty:LosesLse"], claims=["recorded"]).find(
+        "recorded"
+    )
+
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.reason == "the lse is missing in variant `as recorded` of call 0"
+
+
 def test_one_row_leaves_nothing_to_permute():
     one = MemoryTrace((record(dense_call(lengths=(5,), new=(1,)), TKA1),))
 

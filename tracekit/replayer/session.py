@@ -140,6 +140,8 @@ class Session:
                 return
             comparison, rows = compare_answer(call, expected, answered)
             covered[rows] = True
+            if expected.get("lse") is not None and answered.lse is None:
+                tally.missing = tally.missing or f"the lse is missing in variant `{name}` of call {index}"
             tally.add(index, name, comparison, answered.executed)
         if tally.variants == before:
             tally.not_applicable["the call has no variant"] += 1

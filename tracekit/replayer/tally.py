@@ -106,7 +106,7 @@ class Tally:
         if self.found.compared.elements == 0:
             return self._nothing()
         if self.missing:
-            return Status.INCONCLUSIVE, self.missing
+            return Status.NOT_RUN if self.probed else Status.INCONCLUSIVE, self.missing
         if self.probed:
             return Status.OBSERVED_SAME, self._same()
         if not self.control_refuted:
