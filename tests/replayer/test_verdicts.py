@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tracekit.errors import NothingSelected, UsageError
 from tracekit.model import (
+    Bits,
     DType,
     ExecutedIdentity,
     Origin,
@@ -138,6 +140,25 @@ def test_recorded_needs_the_identity_that_was_recorded():
 
     assert verdict.status is Status.NOT_RUN
     assert verdict.reason == "another build answered: tka1 2 recorded, 1 here"
+
+
+def test_the_control_of_recorded_is_the_judged_answer_against_the_trace():
+    """O is +0 everywhere: a twin that computes anew and clears the last bit would not differ."""
+    call = dense_call(lengths=(4,), kv_heads=1, seed=6)
+    kv = {
+        key: {
+            family: replace(rows, values=Bits(np.zeros_like(rows.value_bits.data), call.dtype))
+            for family, rows in families.items()
+        }
+        for key, families in call.kv.items()
+    }
+    zero = replace(record(call.with_kv(kv), TKA1), lse=None)
+
+    verdict = replay([MemoryTrace((zero,))], providers=["tka1"], claims=["recorded"]).find("recorded")
+
+    assert not zero.out.bits.data.any()
+    assert verdict.status is Status.HELD
+    assert verdict.control == "twin-recorded refuted"
 
 
 def test_recorded_refutes_one_changed_bit():

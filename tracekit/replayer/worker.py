@@ -89,6 +89,11 @@ class Worker:
         self._take(call)
         return self._ask(Baseline(threads))  # type: ignore[no-any-return]
 
+    def respond(self, call: AttentionCall) -> Answered:
+        """Run a call that holds an answer, for a twin that spoils that answer; errors as `baseline`."""
+        self._take(call, outputs=True)
+        return self._ask(Baseline(0))  # type: ignore[no-any-return]
+
     def variants(
         self, call: AttentionCall, relation: Relation, seed: int, threads: int
     ) -> Iterator[tuple[str, Answered]]:
@@ -110,12 +115,12 @@ class Worker:
             self._kill()
         self._forget()
 
-    def _take(self, call: AttentionCall) -> None:
+    def _take(self, call: AttentionCall, *, outputs: bool = False) -> None:
         """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
         if self._process is None:
             self._ask(Open(self.source))
         if self._call is not call:
-            self._ask(Take(replace(call, out=None, lse=None, grads=None)))
+            self._ask(Take(call if outputs else replace(call, out=None, lse=None, grads=None)))
             self._call = call
 
     def _ask(self, message: Message) -> Any:
