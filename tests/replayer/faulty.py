@@ -99,6 +99,21 @@ class NeedsPlan(Oracle):
         return replace(super().capabilities(), launch_plan=True)
 
 
+class PlanDecides(Oracle):
+    """Rounds otherwise on a recorded launch."""
+
+    id = "plan-decides"
+
+    def run(self, launch):
+        answer = super().run(launch)
+        odd = [int(call.launch is not None) for call in launch.calls]
+        tensors = tuple(
+            Tensors(Bits(t.out.data | t.out.data.dtype.type(one), t.out.dtype), t.lse)
+            for one, t in zip(odd, answer.tensors, strict=True)
+        )
+        return Answer(tensors, answer.executed)
+
+
 class CannotBeMade(Oracle):
     def __init__(self):
         raise OSError("libkernel.so: cannot open shared object file")

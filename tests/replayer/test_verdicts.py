@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.replayer.faulty import PlanDecides
 from tracekit.errors import NothingSelected, UsageError
 from tracekit.model import (
     Bits,
     DType,
     ExecutedIdentity,
+    LaunchPlan,
     Origin,
     Output,
     Provenance,
@@ -294,6 +296,20 @@ def test_recorded_is_not_run_without_the_launch_plan_that_the_kernel_needs():
     assert report.find("recorded").status is Status.NOT_RUN
     assert report.find("recorded").reason == "launch plan absent"
     assert report.exit_code == Exit.NOT_RUN
+
+
+def test_only_recorded_gets_the_recorded_launch():
+    """The variants are fresh launches, so the baseline is one too: this kernel rounds by its plan alone."""
+    plan = LaunchPlan("engine", np.arange(PREFILL.num_rows), PREFILL.num_rows)
+    call = record(replace(PREFILL, launch=plan), PlanDecides())
+
+    report = replay(
+        [MemoryTrace((call,))],
+        providers=["tests.replayer.faulty:PlanDecides"],
+        claims=["recorded", "rerun", "requests"],
+    )
+
+    assert [verdict.status for verdict in report.verdicts] == [Status.HELD] * 3
 
 
 def test_filters_that_leave_nothing_say_what_there_is():

@@ -52,10 +52,20 @@ class Session:
     _judged: Answered | None = None
 
     def visit(self, index: int, call: AttentionCall) -> None:
-        """Judge one call under every claim that still stands."""
+        """Judge one call under every claim that still stands.
+
+        Only a claim about the trace gets the recorded launch. A variant is a fresh launch, so what it is
+        compared with must be one too, or it would also vary padding, layout and the kind of mask.
+        """
         self._bounds, self._judged = {}, None
         open_claims = [tally for tally in self.tallies if not tally.stopped]
         claims = [tally for tally in open_claims if self._concerns(tally, call)]
+        fresh = call if call.launch is None else replace(call, launch=None)
+        for traced, one in ((True, call), (False, fresh)):
+            of_kind = [tally for tally in claims if (tally.relation.expects is Expectation.TRACE) is traced]
+            self._visit(index, one, of_kind)
+
+    def _visit(self, index: int, call: AttentionCall, claims: list[Tally]) -> None:
         if not claims:
             return
         try:
