@@ -210,6 +210,19 @@ def test_an_engine_outside_its_envelope_is_refuted_with_the_convention_it_follow
     assert verdict.first.tensor == "lse"
 
 
+@pytest.mark.parametrize(("wild", "status"), [(2, Status.BOUNDED), (3, Status.INCONCLUSIVE)])
+def test_a_bound_that_says_nothing_of_most_rows_says_nothing(wild, status):
+    call = dense_call(lengths=(5,), seed=1)
+    data = call.q.data.copy()
+    data[:wild, 0, 0] = 0x7F80  # infinite
+    trace = MemoryTrace((record(replace(call, q=Bits(data, call.dtype)), TKA1),))
+
+    verdict = replay([trace], providers=["tka1"], claims=["control"]).find("control")
+
+    assert verdict.status is status
+    assert f"no usable bound for {wild} of 5 rows" in verdict.reason
+
+
 def test_the_trace_runs_nothing():
     report = replay([TRACE], providers=["trace"], claims=["rows"])
     assert report.find("rows").status is Status.NOT_RUN

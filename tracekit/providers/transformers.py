@@ -61,6 +61,10 @@ class Transformers:
         """Return what would run for a call: the function is chosen by the call."""
         return executed(f"{_PREFIX}{self._chosen(call)}")
 
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Scores in FP32 by sdpa, in the dtype of the call by eager; P in the dtype of the call."""
+        return (DType.FLOAT32 if self._chosen(call) == "sdpa" else call.dtype), call.dtype
+
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""
         if reason := refusal(self.capabilities(), call):

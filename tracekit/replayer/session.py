@@ -15,7 +15,7 @@ from tracekit.compare import (
     envelope,
 )
 from tracekit.errors import ProviderFailed, Unsupported
-from tracekit.model import AttentionCall, Bits, Conventions, DType, LseBase, Origin, Output
+from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Relation
@@ -38,7 +38,7 @@ class Session:
         controls: the child in which broken twins run.
         seed: seed of the variants.
         threads: threads of the kernel, 0 for its default.
-        capabilities: of the kernel; None for `trace`, whose roundings stand in each call.
+        capabilities: of the kernel; None for `trace`.
     """
 
     provider: str
@@ -173,7 +173,7 @@ class Session:
         if bounded.outside.first is not None:
             named = diagnose(bound, baseline.out, baseline.lse, conventions)
         tally.calls += 1
-        tally.add_bounded(index, bounded, named, baseline.executed)
+        tally.add_bounded(index, call.num_rows, bounded, named, baseline.executed)
 
     def _control(self, tally: Tally, call: AttentionCall, judged: Answered) -> None:
         """Let the broken twin run on the same call: it must be refuted, or nothing is proven."""
@@ -226,13 +226,8 @@ class Session:
         return any(not compare_answer(call, expected, answered)[0].same for _, answered in variants)
 
     def _bound(self, call: AttentionCall) -> Envelope:
-        if self.capabilities is None:
-            roundings = Roundings(call.conventions.score_dtype, call.conventions.probability_dtype)
-        else:
-            roundings = Roundings(
-                self.capabilities.score_dtype.get(call.dtype, DType.FLOAT32),
-                self.capabilities.probability_dtype.get(call.dtype, DType.FLOAT32),
-            )
+        declared = call.conventions.score_dtype, call.conventions.probability_dtype
+        roundings = Roundings(*(self.worker.roundings(call) if self.worker else declared))
         if roundings not in self._bounds:
             self._bounds[roundings] = envelope(call, roundings)
         return self._bounds[roundings]

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from tracekit.errors import ProviderFailed, TracekitError
-from tracekit.model import AttentionCall
+from tracekit.model import AttentionCall, DType
 from tracekit.relations.base import Relation
 from tracekit.replayer.messages import (
     Answered,
@@ -28,6 +28,7 @@ from tracekit.replayer.messages import (
     Next,
     Open,
     Refuses,
+    Rounds,
     Source,
     Take,
 )
@@ -83,6 +84,11 @@ class Worker:
         """Return why the provider refuses a call; errors as `open`."""
         self._take(call)
         return self._ask(Refuses())  # type: ignore[no-any-return]
+
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Return the dtypes of scores and of P on a call; errors as `open`."""
+        self._take(call)
+        return self._ask(Rounds())  # type: ignore[no-any-return]
 
     def baseline(self, call: AttentionCall, threads: int) -> Answered:
         """Run a call as it stands; errors as `open`, and Unsupported."""
