@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.compare.kernels import attention
 from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
 from tracekit.model import Bits, Conventions, DType, EmptyLse, KVFamily, LseBase, Ranges, Selection
-from tracekit.providers.oracle import Oracle, reference
+from tracekit.providers.oracle import reference
 from tracekit.testing import dense_call, sparse_call
 from tracekit.testing.strategies import DTYPES, calls, scaled
 
@@ -41,7 +41,7 @@ def test_an_error_of_twice_the_bound_is_outside(call, data):
     bound = envelope(call, Roundings(probability=DType.BFLOAT16))
     where = tuple(data.draw(st.integers(0, n - 1)) for n in bound.out.shape)
     sign = data.draw(st.sampled_from([-1.0, 1.0]))
-    planted = Oracle().reference(call).out.astype(np.float32)
+    planted = reference(call).out.astype(np.float32)
     planted[where] = bound.out[where] + sign * 2 * bound.out_radius[where]
     # Rounding to the dtype of O may bring the planted error nearer, so round away from the exact value.
     out = _away(Bits.from_float32(planted, call.dtype), bound.out, where, 2 * bound.out_radius[where], sign)
@@ -197,8 +197,8 @@ def test_scores_too_large_for_their_dtype_have_no_bound():
 class TestDiagnosis:
     call = sparse_call(lengths=(20,), seed=2)
     bound = envelope(call, Roundings())
-    lse = Oracle().reference(call).lse
-    with_sink = Oracle().reference(call).lse_with_sink
+    lse = reference(call).lse
+    with_sink = reference(call).lse_with_sink
 
     def named(self, lse, out=None, declared=NATURAL):
         bits = Bits.from_float32(lse.astype(np.float32), DType.FLOAT32)
