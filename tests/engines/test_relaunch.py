@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -10,7 +11,8 @@ from tracekit.engines.driver import greedy
 from tracekit.errors import Unsupported
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.providers.transformers import Transformers
-from tracekit.providers.transformers_launch import relaunch
+from tracekit.providers.transformers_launch import fresh, relaunch
+from tracekit.testing import dense_call
 
 CASES = [("qwen3", "sdpa"), ("qwen3", "eager"), ("gpt_oss", "eager")]
 
@@ -36,10 +38,17 @@ def test_the_recorded_launch_gives_the_recorded_bits(calls):
 
 @pytest.mark.parametrize("calls", CASES, indirect=True, ids="-".join)
 def test_a_fresh_launch_is_the_one_that_the_engine_would_make(calls):
-    """Without a plan: the same padding on the left and the same kind of mask, so the same bits."""
+    """Without a plan: the same padding on the left, so the same bits, although it always has a mask."""
     for call in calls:
         answer = Transformers().run(Launch((replace(call, launch=None),), Execution(threads=1)))
         assert answer.tensors[0].out.same(call.out.bits), (call.layer, call.step)
+
+
+def test_fresh_launches_have_one_kind_of_mask():
+    """A prefill as it stands needs no mask, its rows in another order do."""
+    call = dense_call(lengths=(9,), seed=1)
+    masks = [fresh(one, "sdpa").mask for one in (call, call.take(np.arange(9)[::-1]), call.take([0]))]
+    assert [mask is not None and mask.dtype for mask in masks] == [torch.bool] * 3
 
 
 @pytest.mark.parametrize("calls", [("gpt_oss", "eager")], indirect=True, ids="-".join)

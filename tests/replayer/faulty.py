@@ -78,6 +78,17 @@ class OneRowShort(Faulty):
         return Answer(tensors, answer.executed)
 
 
+class LosesLse(Oracle):
+    """Forgets the LSE of a launch of one row."""
+
+    id = "loses-lse"
+
+    def run(self, launch):
+        answer = super().run(launch)
+        tensors = tuple(Tensors(t.out, t.lse if len(t.out.data) > 1 else None) for t in answer.tensors)
+        return Answer(tensors, answer.executed)
+
+
 class FailsOnBaseline(Faulty):
     def run(self, launch):
         os._exit(9)
@@ -86,6 +97,21 @@ class FailsOnBaseline(Faulty):
 class NeedsPlan(Oracle):
     def capabilities(self):
         return replace(super().capabilities(), launch_plan=True)
+
+
+class PlanDecides(Oracle):
+    """Rounds otherwise on a recorded launch."""
+
+    id = "plan-decides"
+
+    def run(self, launch):
+        answer = super().run(launch)
+        odd = [int(call.launch is not None) for call in launch.calls]
+        tensors = tuple(
+            Tensors(Bits(t.out.data | t.out.data.dtype.type(one), t.out.dtype), t.lse)
+            for one, t in zip(odd, answer.tensors, strict=True)
+        )
+        return Answer(tensors, answer.executed)
 
 
 class CannotBeMade(Oracle):

@@ -57,6 +57,10 @@ class Transformers:
         """What would run for a call that no transformers made; an answer says what ran for its calls."""
         return executed(f"{_PREFIX}{self._implementation or 'sdpa'}")
 
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Scores in FP32 by sdpa, in the dtype of the call by eager; P in the dtype of the call."""
+        return (DType.FLOAT32 if self._chosen(call) == "sdpa" else call.dtype), call.dtype
+
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""
         if reason := refusal(self.capabilities(), call):

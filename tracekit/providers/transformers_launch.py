@@ -2,7 +2,8 @@
 
 With a launch plan the very launch is rebuilt, padding and memory layout included; what stood in padding
 slots is zero, because no row reads it. Without one (rows permuted, a request alone) the call becomes a
-fresh batch as the engine would make it: one sequence a request, padded on the left.
+fresh batch: one sequence a request, padded on the left. Its visibility is always given as a mask, also where
+the engine would pass none: a claim must vary only what it names, and without a mask sdpa goes another way.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracekit.model import Array, AttentionCall, Bits, DType, KVRows, LaunchPlan, Ranges
+from tracekit.model import Array, AttentionCall, Bits, DType, KVRows, LaunchPlan
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.torch_tensors import to_torch, torch_dtype
 from tracekit.providers.transformers_mask import mask_of_kind, rebuild_mask, whole
@@ -108,8 +109,7 @@ def fresh(call: AttentionCall, implementation: str) -> Arguments:
     slots = [np.arange(held - r.count, held) for r in rows]
     shape = _Shape(batch, length, held, list(range(batch)), slots, row_slots)
     scalars = _scalars(call, implementation)
-    plain = implementation == "sdpa" and _is_plain(call, visible, part, rows)
-    return _arguments(call, shape, None if plain else mask_of_kind(visible, scalars), scalars)
+    return _arguments(call, shape, mask_of_kind(visible, scalars), scalars)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,13 +183,3 @@ def _scalars(call: AttentionCall, implementation: str) -> dict[str, Scalar]:
         "mask_low": float(torch.finfo(kind).min),
         "mask_dtype": call.dtype.value,
     }
-
-
-def _is_plain(call: AttentionCall, visible: npt.NDArray[np.bool_], part: Any, rows: list[KVRows]) -> bool:
-    """Whether transformers would pass no mask: nothing padded, and causal from the first row, or one row."""
-    batch, length, held = visible.shape
-    full = call.num_rows == batch * length and all(r.count == held and r.first == 0 for r in rows)
-    if not full or not isinstance(part, Ranges):
-        return False
-    triangle = np.tri(length, held, dtype=np.bool_)
-    return bool(visible.all()) if length == 1 else length == held and bool((visible == triangle).all())

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tracekit.compare.diagnose import diagnose
-from tracekit.compare.envelope import Roundings, compare_envelope, envelope
+from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
 from tracekit.errors import ConventionContradicted
 from tracekit.model import AttentionCall, Bits, Origin, Output
 

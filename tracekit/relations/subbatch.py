@@ -10,6 +10,7 @@ from tracekit.model import AttentionCall
 from tracekit.providers.base import Launch, Provider
 from tracekit.relations.arrange import foreign, groups, join
 from tracekit.relations.base import Expectation, Variant
+from tracekit.relations.company import in_company
 
 SIZES = (2, 3, 4, 8, 16, 17, 32, 33, 64, 65, 128, 256)
 """Both sides of the tile sizes and batch thresholds that kernels are known to switch at."""
@@ -29,9 +30,10 @@ class Subbatch:
         return None
 
     def variants(self, call: AttentionCall, seed: int) -> Iterator[Variant]:
-        """Yield the rows in batches of each smaller size, then the whole call with rows added.
+        """Yield the rows in batches of each smaller size, the call with rows added, the call beside prefills.
 
-        Added rows are copies under the names of other requests: they are run, and not compared.
+        Added rows are copies under the names of other requests: they are run, and not compared. Copies of
+        a decode are decodes; only the prefills bring a request with many rows over KV of another length.
         """
         for size in (size for size in SIZES if size < call.num_rows):
             parts = groups(call.num_rows, size)
@@ -42,6 +44,8 @@ class Subbatch:
         for size in sizes:
             name = f"{size - call.num_rows} row{'s' if size - call.num_rows > 1 else ''} added"
             yield Variant(name, Launch((grown.take(np.arange(size)),)))
+        for name, company in in_company(call):
+            yield Variant(name, Launch((company,)))
 
     def broken(self) -> Provider:
         """Return a kernel whose plan was made for the size of its first batch."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall
-from tracekit.providers.base import Execution, Launch, Provider
+from tracekit.providers.base import Execution, Launch, Provider, roundings
 from tracekit.relations.base import Variant
 from tracekit.replayer.messages import (
     Answered,
@@ -23,6 +23,7 @@ from tracekit.replayer.messages import (
     Next,
     Open,
     Refuses,
+    Rounds,
     Take,
     gather,
 )
@@ -52,6 +53,8 @@ class Child:
                 return None
             case Refuses():
                 return self.provider.refuses(self.call)
+            case Rounds():
+                return roundings(self.provider, self.call)
             case Baseline(threads):
                 return self._run(Launch((self.call,)), threads)
             case Begin(relation, seed, threads):

@@ -146,6 +146,11 @@ class Refuses:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """Ask where the provider rounds on the call; reply the dtypes of scores and of P."""
+
+
+@dataclass(frozen=True)
 class Baseline:
     """Run the call as it stands; reply `Answered`."""
 
@@ -166,4 +171,4 @@ class Next:
     """Run the next variant; reply its name and `Answered`, or None after the last."""
 
 
-Message = Open | Take | Refuses | Baseline | Begin | Next
+Message = Open | Take | Refuses | Rounds | Baseline | Begin | Next

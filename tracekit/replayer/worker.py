@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from tracekit.errors import ProviderFailed, TracekitError
-from tracekit.model import AttentionCall
+from tracekit.model import AttentionCall, DType
 from tracekit.relations.base import Relation
 from tracekit.replayer.messages import (
     Answered,
@@ -28,6 +28,7 @@ from tracekit.replayer.messages import (
     Next,
     Open,
     Refuses,
+    Rounds,
     Source,
     Take,
 )
@@ -84,10 +85,20 @@ class Worker:
         self._take(call)
         return self._ask(Refuses())  # type: ignore[no-any-return]
 
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Return the dtypes of scores and of P on a call; errors as `open`."""
+        self._take(call)
+        return self._ask(Rounds())  # type: ignore[no-any-return]
+
     def baseline(self, call: AttentionCall, threads: int) -> Answered:
         """Run a call as it stands; errors as `open`, and Unsupported."""
         self._take(call)
         return self._ask(Baseline(threads))  # type: ignore[no-any-return]
+
+    def respond(self, call: AttentionCall) -> Answered:
+        """Run a call that holds an answer, for a twin that spoils that answer; errors as `baseline`."""
+        self._take(call, outputs=True)
+        return self._ask(Baseline(0))  # type: ignore[no-any-return]
 
     def variants(
         self, call: AttentionCall, relation: Relation, seed: int, threads: int
@@ -110,12 +121,12 @@ class Worker:
             self._kill()
         self._forget()
 
-    def _take(self, call: AttentionCall) -> None:
+    def _take(self, call: AttentionCall, *, outputs: bool = False) -> None:
         """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
         if self._process is None:
             self._ask(Open(self.source))
         if self._call is not call:
-            self._ask(Take(replace(call, out=None, lse=None, grads=None)))
+            self._ask(Take(call if outputs else replace(call, out=None, lse=None, grads=None)))
             self._call = call
 
     def _ask(self, message: Message) -> Any:
