@@ -1,7 +1,8 @@
 """The child process: makes a provider, runs variants of a call, sends answers back. Judges nothing.
 
-Started as `python -m tracekit.replayer.child FD` with one end of a socket pair. What a provider raises never
-leaves as a traceback: it becomes an error with a rule.
+Started as `python -P -m tracekit.replayer.child FD` with one end of a socket pair: without `-P` a file of the
+working folder could stand in for a module of the standard library. What a provider raises never leaves as a
+traceback: it becomes an error with a rule.
 """
 
 import sys

@@ -1,5 +1,7 @@
 """What goes between the replay and the child process in which a kernel runs."""
 
+import os
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +10,7 @@ import numpy.typing as npt
 from tracekit.errors import ProviderFailed
 from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, RequestKey, Rows
 from tracekit.providers.base import Answer, Capabilities, Launch, Provider
-from tracekit.providers.registry import create
+from tracekit.providers.registry import create, is_own
 from tracekit.relations.base import Relation
 from tracekit.verdict import ClaimId
 
@@ -20,7 +22,13 @@ class Named:
     spec: str
 
     def make(self) -> Provider:
-        """Make it, in the child."""
+        """Make it, in the child.
+
+        A module of the user may stand in the working folder; it is looked for there last, so that no file
+        of that folder hides a module of anybody else.
+        """
+        if is_own(self.spec):
+            sys.path.append(os.getcwd())
         return create(self.spec)
 
 

@@ -32,6 +32,8 @@ from tracekit.replayer.messages import (
     Take,
 )
 
+_CHILD = "tracekit.replayer.child"
+
 _START = 120.0
 """Seconds, at least, for a child to start and make its provider: imports are no launch of a kernel."""
 
@@ -147,7 +149,7 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "tracekit.replayer.child", str(theirs.fileno())],
+                [sys.executable, "-P", "-X", "faulthandler", "-m", _CHILD, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
