@@ -7,7 +7,9 @@ from tracekit.testing import MemoryTrace, dense_call
 from tracekit.verdict import Status
 
 TRACE = MemoryTrace((dense_call(lengths=(6, 4), seed=1),))
-SPY = "from pathlib import Path\nPath({mark!r}).write_text('executed')\nraise ImportError('not the real one')\n"
+SPY = (
+    "from pathlib import Path\nPath({mark!r}).write_text('executed')\nraise ImportError('not the real one')\n"
+)
 
 
 @pytest.fixture

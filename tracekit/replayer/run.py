@@ -4,19 +4,22 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from tracekit.env import settings
-from tracekit.errors import ProviderFailed, TracekitError, Unavailable
+from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
 from tracekit.model import AttentionCall
 from tracekit.providers import registry
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.registry import relation
 from tracekit.replayer.messages import Broken, Named
 from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
-from tracekit.replayer.report import Report
+from tracekit.replayer.report import Report, told
 from tracekit.replayer.session import Session
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.trace import TraceLike, incomplete, name_of, select
 from tracekit.replayer.worker import Worker
 from tracekit.verdict import ClaimId, Status, Verdict
+
+_KERNEL = (ProviderFailed, Unavailable, UsageError)
+"""Errors of a kernel that cannot start: it would not start on the next trace either."""
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and what is under way."""
@@ -52,8 +55,12 @@ def replay(
         timeout: seconds that a kernel may take for one launch; `TRACEKIT_TIMEOUT` where absent.
         progress: called before each call.
 
+    Where a trace cannot be read to its end, what was found before is reported beside the error
+    (`Report.errors`); it is raised only where nothing was found.
+
     Raises:
         NothingSelected: the filters leave no call of a trace.
+        TraceCorrupt: as above.
         UsageError: a provider or a claim does not exist.
         Unavailable: a provider that was named needs something that is not installed; with claims by name
             they are *not run* instead.
@@ -69,26 +76,40 @@ def replay(
     wanted_calls = None if calls is None else list(calls)
     selected = [select(trace, wanted_layers, wanted_requests, wanted_calls) for trace in traces]
     verdicts: list[Verdict] = []
+    errors: list[tuple[str, TracekitError]] = []
     with ExitStack() as stack:
         desk = _Desk(stack, limit, claims, probe, seed, threads)
         total = sum(len(indices) for indices in selected)
         done = 0
         for trace, indices in zip(traces, selected, strict=True):
-            sessions, early = desk.sessions(trace, indices, providers)
-            for index in indices:
-                if progress is not None:
-                    progress(done, total, f"{name_of(trace)} call {index}")
-                call = trace.call(index)
-                for session in sessions:
-                    session.visit(index, call)
-                done += 1
-            cut = incomplete(trace, indices)
+            name, cut = name_of(trace), ""
+            sessions: list[Session] = []
+            early: list[Verdict] = []
+            try:
+                for index in indices:
+                    if progress is not None:
+                        progress(done, total, f"{name} call {index}")
+                    call = trace.call(index)
+                    if index == indices[0]:
+                        sessions, early = desk.sessions(trace, call, providers)
+                    for session in sessions:
+                        session.visit(index, call)
+                    done += 1
+                cut = incomplete(trace, indices)
+            except TracekitError as error:
+                # What was found before stands: a refutation is no less one because the rest is damaged.
+                errors.append((name, error))
+                cut = "the trace could not be read to its end"
             for session in sessions:
-                verdicts += [tally.verdict(name_of(trace), seed, cut) for tally in session.tallies]
+                verdicts += [tally.verdict(name, seed, cut) for tally in session.tallies]
             verdicts += early
+            if errors and not verdicts and isinstance(errors[-1][1], _KERNEL):
+                break
+        if errors and not verdicts:
+            raise errors[0][1]
         if progress is not None:
             progress(done, total, "done")
-    return Report(tuple(verdicts), frozenset(claims or ()), seed)
+    return Report(tuple(verdicts), frozenset(claims or ()), seed, tuple(told(*pair) for pair in errors))
 
 
 class _Desk:
@@ -109,13 +130,13 @@ class _Desk:
         self._controls = stack.enter_context(Worker(Broken(relation("control")), timeout))
 
     def sessions(
-        self, trace: TraceLike, indices: list[int], asked: Sequence[str] | None
+        self, trace: TraceLike, first: AttentionCall, asked: Sequence[str] | None
     ) -> tuple[list[Session], list[Verdict]]:
         """Return the kernels to run on a trace, and verdicts on those that cannot run here."""
         sessions, early = [], []
-        for planned in providers_of(trace, indices[0], asked):
+        for planned in providers_of(first, asked):
             try:
-                sessions.append(self._session(planned, trace, indices[0]))
+                sessions.append(self._session(planned, first))
             except _DoesNotFit as reason:
                 if self._claims is None or "recorded" in self._claims:
                     early.append(self._early(trace, planned.provider, "recorded", str(reason)))
@@ -133,14 +154,14 @@ class _Desk:
                 early += [self._early(trace, TRACE, claim, why) for claim in sorted(named)]
         return [session for session in sessions if session.tallies], early
 
-    def _session(self, planned: Planned, trace: TraceLike, first: int) -> Session:
+    def _session(self, planned: Planned, first: AttentionCall) -> Session:
         if planned.provider == TRACE:
             answer = RecordedAnswer()
             chosen = judged_and_probed(planned, answer.advertised(), self._claims, probe=False)
             chosen = [(one, probed) for one, probed in chosen if one.id in answer.advertised()]
             tallies = [Tally(one, TRACE, probed) for one, probed in chosen]
             return Session(TRACE, tallies, None, self._controls, self._seed, self._threads, None)
-        worker = self._worker(planned, trace.call(first))
+        worker = self._worker(planned, first)
         assert worker.description is not None
         advertised = worker.description.advertised
         chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
