@@ -6,8 +6,8 @@ import threading
 from dataclasses import replace
 
 from tracekit.controls.solo import SmallBatchKernel
-from tracekit.errors import Unavailable
-from tracekit.model import AttentionCall, Bits
+from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
+from tracekit.model import AttentionCall, Bits, ExecutedIdentity
 from tracekit.providers.base import Answer, Launch, Tensors
 from tracekit.providers.oracle import Oracle
 
@@ -107,3 +107,75 @@ def spoiled():
 
 def no_provider():
     return object()
+
+
+class SaysItIsMisnamed(Faulty):
+    def fail(self, call):
+        raise UsageError("no such tile.", rule="K-TILE")
+
+
+class SaysItIsMissing(Faulty):
+    def fail(self, call):
+        raise Unavailable("the device went away.", rule="K-GONE")
+
+
+class _Lost(ProviderFailed):
+    def __init__(self, code):
+        super().__init__(f"lost with code {code}.", rule="K-LOST", code=code, at=object())
+
+
+class RaisesItsOwn(Faulty):
+    def fail(self, call):
+        raise _Lost(5)
+
+
+class TalksForEver(Faulty):
+    def fail(self, call):
+        raise ValueError("x" * 100_000)
+
+
+class RefusesByRaising(Faulty):
+    def refuses(self, call):
+        raise Unsupported("not this shape", rule="K-SHAPE")
+
+
+class RefusesWithTrue(Faulty):
+    def refuses(self, call):
+        return True
+
+
+class RefusesWithList(Faulty):
+    def refuses(self, call):
+        return ["too large"]
+
+
+class NumberedId(Oracle):
+    id = 7
+
+
+class AdvertisesNothing(Oracle):
+    def advertised(self):
+        return None
+
+
+class OwnCapabilities(Oracle):
+    def capabilities(self):
+        return {"lse": True}
+
+
+class OddVersion(Faulty):
+    def run(self, launch):
+        answer = Oracle.run(self, launch)
+        return Answer(answer.tensors, ExecutedIdentity("odd", {"cuda": (12, 4)}))
+
+
+class _Text(str):
+    pass
+
+
+class OwnText(Faulty):
+    """Right, with texts of a class that only the child knows."""
+
+    def run(self, launch):
+        answer = Oracle.run(self, launch)
+        return Answer(answer.tensors, ExecutedIdentity(_Text("odd"), {_Text("cuda"): _Text("12.4")}))

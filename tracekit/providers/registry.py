@@ -97,7 +97,7 @@ def check(spec: str) -> str:
 
 
 def is_own(spec: str) -> bool:
-    """Whether a spec is a `package.module:factory` of the user, and no name of `names()` or part of tracekit."""
+    """Whether a spec is a `package.module:factory` of the user: no name of `names()`, no part of tracekit."""
     return ":" in spec and spec not in names() and spec.split(".")[0] != __name__.split(".")[0]
 
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsupported, UsageError
+from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.relations.base import Variant
+from tracekit.replayer import plain
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
     Begin,
-    Description,
     Message,
     Next,
     Open,
@@ -27,9 +27,6 @@ from tracekit.replayer.messages import (
     Take,
     gather,
 )
-
-_OWN = (Unsupported, Unavailable, UsageError, ProviderFailed)
-"""What a provider may say on purpose; anything else that it raises is a failure of the kernel."""
 
 
 class Child:
@@ -45,14 +42,12 @@ class Child:
         match message:
             case Open(source):
                 self.provider = provider = source.make()
-                return Description(
-                    provider.id, provider.capabilities(), provider.advertised(), provider.identity()
-                )
+                return plain.description(provider)
             case Take(call):
                 self.call = call
                 return None
             case Refuses():
-                return self.provider.refuses(self.call)
+                return self._refuses()
             case Baseline(threads):
                 return self._run(Launch((self.call,)), threads)
             case Begin(relation, seed, threads):
@@ -66,7 +61,14 @@ class Child:
         """Run a launch; where it asks for no number of threads, with those of the user."""
         if not launch.execution.threads:
             launch = replace(launch, execution=Execution(threads=threads))
-        return gather(launch, self.provider.run(launch))
+        answered = gather(launch, self.provider.run(launch))
+        return replace(answered, executed=plain.identity(answered.executed))
+
+    def _refuses(self) -> str | None:
+        try:
+            return plain.refusal(self.provider.refuses(self.call))
+        except Unsupported as error:  # said in another way than the protocol has it, but said
+            return plain.said(error) or "it raised Unsupported"
 
 
 def serve(connection: Connection) -> None:
@@ -80,21 +82,9 @@ def serve(connection: Connection) -> None:
         reply: Any
         try:
             reply = child.answer(message)
-        except _OWN as error:
-            reply = error
         except BaseException as error:  # a provider may raise anything, SystemExit included
-            reply = _raised(error)
+            reply = plain.failure(error, opening=isinstance(message, Open))
         connection.send(reply)
-
-
-def _raised(error: BaseException) -> TracekitError:
-    kind, text = type(error).__name__, " ".join(str(error).split())
-    return ProviderFailed(
-        f"the kernel raised {kind}{': ' if text else ''}{text[:300]}.",
-        rule="P-RAISED",
-        exception=kind,
-        text=text,
-    )
 
 
 if __name__ == "__main__":

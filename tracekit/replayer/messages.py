@@ -1,15 +1,15 @@
 """What goes between the replay and the child process in which a kernel runs."""
 
-import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import ProviderFailed
 from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, RequestKey, Rows
-from tracekit.providers.base import Answer, Capabilities, Launch, Provider
+from tracekit.providers.base import Answer, Capabilities, Launch, Provider, Tensors
 from tracekit.providers.registry import create, is_own
 from tracekit.relations.base import Relation
 from tracekit.verdict import ClaimId
@@ -28,7 +28,7 @@ class Named:
         of that folder hides a module of anybody else.
         """
         if is_own(self.spec):
-            sys.path.append(os.getcwd())
+            sys.path.append(str(Path.cwd()))
         return create(self.spec)
 
 
@@ -99,9 +99,15 @@ def gather(launch: Launch, answer: Answer) -> Answered:
     Raises:
         ProviderFailed: `P-ANSWER`, an answer is missing or has another shape or dtype than its call.
     """
+    if not isinstance(answer, Answer) or not isinstance(answer.tensors, (tuple, list)):
+        raise _wrong(f"an object of type {type(answer).__name__[:80]}")
     if len(answer.tensors) != len(launch.calls):
         raise _wrong(f"{len(answer.tensors)} answers to {len(launch.calls)} calls")
     for call, tensors in zip(launch.calls, answer.tensors, strict=True):
+        if not isinstance(tensors, Tensors) or not all(
+            isinstance(bits, Bits) for bits in (tensors.out, tensors.lse) if bits is not None
+        ):
+            raise _wrong(f"an object of type {type(tensors).__name__[:80]} for a call")
         out = (call.num_rows, call.num_heads, call.value_dim)
         if tensors.out.shape != out or tensors.out.dtype is not call.dtype:
             raise _wrong(f"O {tensors.out} where {call.dtype} {list(out)} was asked for")
