@@ -2,6 +2,8 @@
 
 import os
 import signal
+import stat
+import struct
 import threading
 from dataclasses import replace
 
@@ -179,3 +181,38 @@ class OwnText(Faulty):
     def run(self, launch):
         answer = Oracle.run(self, launch)
         return Answer(answer.tensors, ExecutedIdentity(_Text("odd"), {_Text("cuda"): _Text("12.4")}))
+
+
+class _Writes(Faulty):
+    """Writes to the socket of its process, as a kernel may that closes and opens descriptors."""
+
+    words: bytes = b""
+
+    def fail(self, call):
+        for number in range(3, 64):
+            try:
+                is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+            except OSError:
+                continue
+            if is_socket:
+                os.write(number, self.words)
+        self.go_on()
+
+    def go_on(self):
+        threading.Event().wait()
+
+
+class WritesHalfALength(_Writes):
+    words = b"1234"
+
+
+class WritesAShortFrame(_Writes):
+    words = struct.pack(">Q", 1000) + b"half"
+
+
+class WritesAHugeLength(_Writes):
+    words = struct.pack(">Q", 1 << 40)
+
+
+class WritesNoMessage(_Writes):
+    words = struct.pack(">Q", 4) + b"noise"

@@ -5,10 +5,10 @@ working folder could stand in for a module of the standard library. What a provi
 traceback: it becomes an error with a rule.
 """
 
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 from tracekit.errors import Unsupported
@@ -16,6 +16,7 @@ from tracekit.model import AttentionCall
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.relations.base import Variant
 from tracekit.replayer import plain
+from tracekit.replayer.channel import Channel
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
@@ -71,12 +72,12 @@ class Child:
             return plain.said(error) or "it raised Unsupported"
 
 
-def serve(connection: Connection) -> None:
+def serve(channel: Channel) -> None:
     """Answer messages until the parent hangs up."""
     child = Child()
     while True:
         try:
-            message = connection.recv()
+            message = channel.receive()
         except EOFError:
             return
         reply: Any
@@ -84,8 +85,8 @@ def serve(connection: Connection) -> None:
             reply = child.answer(message)
         except BaseException as error:  # a provider may raise anything, SystemExit included
             reply = plain.failure(error, opening=isinstance(message, Open))
-        connection.send(reply)
+        channel.send(reply)
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    serve(Channel(socket.socket(fileno=int(sys.argv[1]))))

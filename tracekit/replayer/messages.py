@@ -181,3 +181,31 @@ class Next:
 
 
 Message = Open | Take | Refuses | Baseline | Begin | Next
+
+
+_SLACK = 1 << 20
+_MORE_ROWS = 64
+"""Times the rows of a call that its largest variant may have, companions counted; no claim comes near."""
+
+
+def most_bytes(message: Message, call: AttentionCall | None) -> int:
+    """Return how many bytes the reply to a message may have."""
+    if call is None or not isinstance(message, (Baseline, Next)):
+        return _SLACK
+    row = call.num_heads * (call.value_dim * call.dtype.container.itemsize + 4) + 256
+    return _SLACK + _MORE_ROWS * (call.num_rows + 1) * row
+
+
+def replies(message: Message) -> type | tuple[type, ...]:
+    """Return the types that a reply to a message may have, errors aside."""
+    match message:
+        case Open():
+            return Description
+        case Refuses():
+            return (str, type(None))
+        case Baseline():
+            return Answered
+        case Next():
+            return (tuple, type(None))
+        case _:
+            return type(None)

@@ -1,4 +1,4 @@
-"""What a provider gives, rebuilt from plain types in the child: the parent can read it, or learns what is wrong.
+"""What a provider gives, rebuilt from plain types in the child, so that the parent can read it.
 
 A provider is foreign code. An object of one of its own classes means nothing in the process that judges.
 """
