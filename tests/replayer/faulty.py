@@ -183,6 +183,26 @@ class OwnText(Faulty):
         return Answer(answer.tensors, ExecutedIdentity(_Text("odd"), {_Text("cuda"): _Text("12.4")}))
 
 
+class HangsInTheOpen(Faulty):
+    """Keeps open the pipe that `PIPE_OF_THE_TEST` names, in itself and in a process that it starts."""
+
+    def fail(self, call):
+        pipe = os.open(os.environ["PIPE_OF_THE_TEST"], os.O_WRONLY)
+        if not os.fork():
+            signal.pause()
+            os._exit(0)
+        os.write(pipe, b"hangs")
+        signal.pause()
+
+
+class HangsAlone(Faulty):
+    """As above, in itself only."""
+
+    def fail(self, call):
+        os.write(os.open(os.environ["PIPE_OF_THE_TEST"], os.O_WRONLY), b"hangs")
+        signal.pause()
+
+
 class _Writes(Faulty):
     """Writes to the socket of its process, as a kernel may that closes and opens descriptors."""
 

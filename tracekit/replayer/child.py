@@ -1,10 +1,13 @@
 """The child process: makes a provider, runs variants of a call, sends answers back. Judges nothing.
 
-Started as `python -P -m tracekit.replayer.child FD` with one end of a socket pair: without `-P` a file of the
-working folder could stand in for a module of the standard library. What a provider raises never leaves as a
-traceback: it becomes an error with a rule.
+Started as `python -P -m tracekit.replayer.child FD PARENT` with one end of a socket pair and the id of the
+process that started it. Without `-P` a file of the working folder could stand in for a module of the standard
+library. What a provider raises never leaves as a traceback: it becomes an error with a rule.
 """
 
+import ctypes
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -28,6 +31,8 @@ from tracekit.replayer.messages import (
     Take,
     gather,
 )
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -88,5 +93,17 @@ def serve(channel: Channel) -> None:
         channel.send(reply)
 
 
+def die_with(parent: int) -> None:
+    """Let this process end when its parent does, even in the middle of a kernel that never returns.
+
+    Linux does it; elsewhere the process ends at its next look at the socket.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent is gone")
+
+
 if __name__ == "__main__":
+    die_with(int(sys.argv[2]))
     serve(Channel(socket.socket(fileno=int(sys.argv[1]))))

@@ -37,6 +37,8 @@ from tracekit.replayer.messages import (
 
 _CHILD = "tracekit.replayer.child"
 
+_OPTIONS = ("-P", "-X", "faulthandler")
+
 _START = 120.0
 """Seconds, at least, for a child to start and make its provider: imports are no launch of a kernel."""
 
@@ -162,8 +164,9 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-m", _CHILD, str(theirs.fileno())],
+                [sys.executable, *_OPTIONS, "-m", _CHILD, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
@@ -215,7 +218,8 @@ class Worker:
     def _end(self) -> None:
         """End the child, if it is still there, and whatever it started."""
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         if self._channel is not None:
             self._channel.close()
