@@ -133,26 +133,42 @@ class _Desk:
         self, trace: TraceLike, first: AttentionCall, asked: Sequence[str] | None
     ) -> tuple[list[Session], list[Verdict]]:
         """Return the kernels to run on a trace, and verdicts on those that cannot run here."""
-        sessions, early = [], []
+        sessions, early, unfit = [], [], []
         for planned in providers_of(first, asked):
             try:
                 sessions.append(self._session(planned, first))
             except _DoesNotFit as reason:
-                if self._claims is None or "recorded" in self._claims:
-                    early.append(self._early(trace, planned.provider, "recorded", str(reason)))
+                unfit.append((planned, reason))
             except (Unavailable, ProviderFailed) as error:
                 # Without a claim by name nobody knows what the kernel would have promised.
                 if self._claims is None:
                     raise
                 status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
-                for claim in self._claims:
+                for claim in dict.fromkeys(self._claims):
                     early.append(self._early(trace, planned.provider, claim, str(error), status))
+        tried = {tally.relation.id for session in sessions for tally in session.tallies}
+        for planned, reason in unfit:
+            for claim in self._missed(planned, tried):
+                failed = reason.failed and not (planned.recorded and self._claims is None)
+                status = Status.INCONCLUSIVE if failed else Status.NOT_RUN
+                early.append(self._early(trace, planned.provider, claim, str(reason), status))
         for session in sessions:
             named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
             if session.worker is None and asked is not None:
                 why = "the trace runs nothing: only `control` can be judged on what it recorded"
                 early += [self._early(trace, TRACE, claim, why) for claim in sorted(named)]
         return [session for session in sessions if session.tallies], early
+
+    def _missed(self, planned: Planned, tried: set[ClaimId]) -> list[ClaimId]:
+        """Return the claims that are said to be not run where a kernel that nobody named does not fit.
+
+        `recorded` is always one. Any other named claim is one on the kernel that promises it, and on the
+        recorded kernel where no other kernel is tried: it would only have been a probe there.
+        """
+        if self._claims is None:
+            return ["recorded"]
+        named = dict.fromkeys(self._claims)
+        return [claim for claim in named if claim == "recorded" or not planned.recorded or claim not in tried]
 
     def _session(self, planned: Planned, first: AttentionCall) -> Session:
         if planned.provider == TRACE:
@@ -192,12 +208,12 @@ class _Desk:
                 executed = worker.baseline(call, self._threads).executed
                 if changes := call.provenance.executed.differences(executed):
                     raise _DoesNotFit(f"another kernel would run: {', '.join(changes)}")
+            if worker.description is None:
+                worker.open()
         except TracekitError as error:
             if planned.asked:
                 raise
-            raise _DoesNotFit(str(error)) from error
-        if worker.description is None:
-            worker.open()
+            raise _DoesNotFit(str(error), failed=isinstance(error, ProviderFailed)) from error
         return worker
 
     def _early(
@@ -213,4 +229,8 @@ class _Desk:
 
 
 class _DoesNotFit(Exception):
-    """A kernel that nobody asked for by name cannot stand for the recorded one."""
+    """A kernel that nobody asked for by name cannot run here, or stand for the recorded one."""
+
+    def __init__(self, reason: str, *, failed: bool = False) -> None:
+        super().__init__(reason)
+        self.failed = failed
