@@ -258,12 +258,21 @@ def test_filters_select_calls():
         ({"claims": ["row"]}, "Did you mean rows?"),
         ({"claims": []}, "no claim is named"),
         ({"providers": ["tka2"]}, "Did you mean tka1?"),
+        ({"timeout": float("nan")}, "the timeout is nan; it must be a number of seconds above 0"),
+        ({"timeout": float("inf")}, "up to 1,000,000"),
+        ({"timeout": 3_000_000}, "the timeout is 3e+06"),
+        ({"timeout": 0}, "the timeout is 0"),
     ],
 )
 def test_names_that_do_not_exist_are_refused_before_anything_runs(arguments, words):
     with pytest.raises(UsageError) as error:
         replay([TRACE], **arguments)
     assert words in str(error.value)
+
+
+def test_a_replay_of_nothing_is_refused():
+    with pytest.raises(UsageError, match="no trace is given"):
+        replay([])
 
 
 def test_progress_is_told_call_by_call():

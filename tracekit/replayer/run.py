@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
-from tracekit.env import settings
+from tracekit.env import check_timeout, settings
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
 from tracekit.model import AttentionCall
 from tracekit.providers import registry
@@ -61,16 +61,19 @@ def replay(
     Raises:
         NothingSelected: the filters leave no call of a trace.
         TraceCorrupt: as above.
-        UsageError: a provider or a claim does not exist.
+        UsageError: a provider, a claim, or a part of a filter does not exist, no trace is given, or the
+            timeout is out of range.
         Unavailable: a provider that was named needs something that is not installed; with claims by name
             they are *not run* instead.
         ProviderFailed: a provider that was named failed before it could run; with claims by name they are
             *inconclusive* instead.
     """
+    if not traces:
+        raise UsageError("no trace is given; a replay needs at least one.", rule="R-TRACES")
     check_claims(claims)
     for spec in providers or ():
         registry.check(spec)
-    limit = settings().timeout if timeout is None else timeout
+    limit = settings().timeout if timeout is None else check_timeout(timeout, "the timeout")
     wanted_layers = None if layers is None else list(layers)
     wanted_requests = None if requests is None else list(requests)
     wanted_calls = None if calls is None else list(calls)
