@@ -245,6 +245,20 @@ def test_filters_that_leave_nothing_say_what_there_is():
     assert error.value.fields["layers"] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ({"calls": [0, 99999]}, "three.h5 has no calls 99999;"),
+        ({"layers": [0, 77, 78], "calls": [0, 5]}, "three.h5 has no layers 77-78 and no calls 5;"),
+        ({"requests": [str(PREFILL.rows.requests[0]), "gone"]}, "three.h5 has no requests gone;"),
+    ],
+)
+def test_a_part_of_a_filter_that_matches_nothing_is_named(filters, words):
+    with pytest.raises(UsageError, match=words) as error:
+        replay([TRACE], **filters)
+    assert not isinstance(error.value, NothingSelected)
+
+
 def test_filters_select_calls():
     assert replay([TRACE], providers=["tka1"], claims=["rerun"], layers=[1]).find("rerun").calls == 1
     key = str(SPARSE.rows.requests[0])
