@@ -83,10 +83,11 @@ class Answered:
         """
         number = {key: index for index, key in enumerate(rows.requests)}
         mine = np.array([number.get(key, -1) for key in self.requests], np.int64)[self.request]
-        wide = np.int64(1 + max(int(rows.positions.max()), int(self.positions.max())))
-        known = rows.request * wide + rows.positions
+        # Positions by their rank, for a product of requests and positions need not fit into 64 bits.
+        ranks = np.unique(np.concatenate([rows.positions, self.positions]))
+        known = rows.request * np.int64(ranks.size) + np.searchsorted(ranks, rows.positions)
         order = np.argsort(known)
-        wanted = mine * wide + self.positions
+        wanted = mine * np.int64(ranks.size) + np.searchsorted(ranks, self.positions)
         found = order[np.minimum(np.searchsorted(known, wanted, sorter=order), order.size - 1)]
         places = np.flatnonzero((mine >= 0) & (known[found] == wanted))
         places = places[np.argsort(found[places], kind="stable")]
