@@ -104,10 +104,14 @@ def test_what_a_kernel_refuses_is_not_run():
 def test_calls_that_a_kernel_refuses_are_said_to_be_left_out():
     mixed = MemoryTrace((PREFILL, dense_call(lengths=(5,), dtype=DType.FLOAT32)))
 
-    verdict = replay([mixed], providers=["tka1"], claims=["rows"]).find("rows")
+    report = replay([mixed], providers=["tka1"], claims=["rows"])
+    verdict = report.find("rows")
 
     assert verdict.status is Status.HELD
-    assert verdict.calls == 1
+    assert (verdict.calls, verdict.left_out) == (1, 1)
+    assert (report.exit_code, report.status) == (Exit.NOT_RUN, Status.NOT_RUN)
+    assert replay([mixed], providers=["tka1"], calls=[0], claims=["rows"]).exit_code == Exit.OK
+    assert replay([mixed], providers=["tka1"]).exit_code == Exit.OK
     assert verdict.reason.endswith("left out: it does not take dtype float32")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekit.errors import TracekitError
-from tracekit.verdict import ClaimId, Status, Verdict, exit_code, worst
+from tracekit.verdict import ClaimId, Status, Verdict, exit_code, not_run, worst
 
 _ORDER = (
     Status.REFUTED,
@@ -45,7 +45,7 @@ class Report:
         if self.errors and Status.REFUTED not in seen:
             return Status.INCONCLUSIVE
         if not seen & {Status.REFUTED, Status.INCONCLUSIVE} and any(
-            verdict.status is Status.NOT_RUN and verdict.claim in self.named for verdict in self.verdicts
+            not_run(verdict, self.named) for verdict in self.verdicts
         ):
             return Status.NOT_RUN
         return next((status for status in _ORDER if status in seen), Status.NOT_RUN)
