@@ -150,11 +150,11 @@ class _Desk:
                 for claim in dict.fromkeys(self._claims):
                     early.append(self._early(trace, planned.provider, claim, str(error), status))
         tried = {tally.relation.id for session in sessions for tally in session.tallies}
-        for planned, reason in unfit:
+        for planned, misfit in unfit:
             for claim in self._missed(planned, tried):
-                failed = reason.failed and not (planned.recorded and self._claims is None)
+                failed = misfit.failed and not (planned.recorded and self._claims is None)
                 status = Status.INCONCLUSIVE if failed else Status.NOT_RUN
-                early.append(self._early(trace, planned.provider, claim, str(reason), status))
+                early.append(self._early(trace, planned.provider, claim, str(misfit), status))
         for session in sessions:
             named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
             if session.worker is None and asked is not None:
