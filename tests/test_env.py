@@ -29,6 +29,8 @@ def test_threads_where_the_system_tells_no_affinity(monkeypatch, cores, threads)
         ({"TRACEKIT_THREADS": "0"}, "V-NUMBER"),
         ({"TRACEKIT_THREADS": "2.5"}, "V-NUMBER"),
         ({"TRACEKIT_TIMEOUT": "nan"}, "V-NUMBER"),
+        ({"TRACEKIT_TIMEOUT": "inf"}, "V-NUMBER"),
+        ({"TRACEKIT_TIMEOUT": "1e8"}, "V-NUMBER"),
     ],
 )
 def test_bad_values_are_named(environ, rule):

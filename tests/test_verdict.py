@@ -56,6 +56,13 @@ def test_exit_codes(statuses, named, code):
     assert exit_code([verdict(status) for status in statuses], frozenset(named)) == code
 
 
+def test_calls_left_out_count_for_a_named_claim_only():
+    part = Verdict("rows", "tka1", Status.HELD, "because", compared=SOME, left_out=1)
+    probed = Verdict("rows", "tka1", Status.OBSERVED_SAME, "because", compared=SOME, left_out=1)
+    named = frozenset({"rows"})
+    assert (exit_code([part]), exit_code([part], named), exit_code([probed], named)) == (0, 4, 0)
+
+
 def test_an_error_survives_pickling_with_its_facts():
     import pickle
 

@@ -72,6 +72,7 @@ class Golden:
             )
             for verdict in report.verdicts
         ]
+        lines += [str(error["message"]) for error in report.errors]
         lines.append(summary(report.verdicts, report.exit_code))
         if self.details:
             print("\n".join(lines))

@@ -7,9 +7,6 @@ import numpy as np
 
 from tracekit.model import Array, AttentionCall, Bits, KVFamily, Lists, Ranges, RequestKey, Rows, Selection
 
-_FOREIGN = 1_000_000
-"""Added to the ordinal of a request to make another request of it; no recording has so many equal prompts."""
-
 
 def orders(count: int, random: np.random.Generator, permutations: int = 3) -> Iterator[tuple[str, Array]]:
     """Yield named orders of `count` things, each once and never the identity."""
@@ -37,10 +34,12 @@ def by_request(call: AttentionCall) -> list[Array]:
 
 
 def foreign(call: AttentionCall, number: int = 0) -> AttentionCall:
-    """Return the call as other requests with the same numbers: rows that are run, but not compared."""
-    renamed = {
-        key: RequestKey(key.digest, key.ordinal + _FOREIGN * (number + 1)) for key in call.rows.requests
-    }
+    """Return the call as other requests with the same numbers: rows that are run, but not compared.
+
+    Their ordinals lie above every ordinal of the call; another `number` gives requests of another kind again.
+    """
+    above = (number + 1) * (1 + max(key.ordinal for key in call.rows.requests))
+    renamed = {key: RequestKey(key.digest, key.ordinal + above) for key in call.rows.requests}
     rows = Rows(
         tuple(renamed[key] for key in call.rows.requests),
         call.rows.request,

@@ -56,7 +56,7 @@ def _grown(call: AttentionCall, size: int) -> AttentionCall:
     """Return the call with copies of its rows behind it, under the names of other requests."""
     parts, missing = [call], size - call.num_rows
     while missing > 0:
-        some = call if missing >= call.num_rows else call.take(np.arange(missing))
-        parts.append(foreign(some, len(parts)))
-        missing -= some.num_rows
+        other = foreign(call, len(parts))
+        parts.append(other if missing >= call.num_rows else other.take(np.arange(missing)))
+        missing -= parts[-1].num_rows
     return join(parts)

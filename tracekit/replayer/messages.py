@@ -1,14 +1,16 @@
 """What goes between the replay and the child process in which a kernel runs."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import ProviderFailed
 from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, RequestKey, Rows
-from tracekit.providers.base import Answer, Capabilities, Launch, Provider
-from tracekit.providers.registry import create
+from tracekit.providers.base import Answer, Capabilities, Launch, Provider, Tensors
+from tracekit.providers.registry import create, is_own
 from tracekit.relations.base import Relation
 from tracekit.verdict import ClaimId
 
@@ -20,7 +22,13 @@ class Named:
     spec: str
 
     def make(self) -> Provider:
-        """Make it, in the child."""
+        """Make it, in the child.
+
+        A module of the user may stand in the working folder; it is looked for there last, so that no file
+        of that folder hides a module of anybody else.
+        """
+        if is_own(self.spec):
+            sys.path.append(str(Path.cwd()))
         return create(self.spec)
 
 
@@ -75,10 +83,11 @@ class Answered:
         """
         number = {key: index for index, key in enumerate(rows.requests)}
         mine = np.array([number.get(key, -1) for key in self.requests], np.int64)[self.request]
-        wide = np.int64(1 + max(int(rows.positions.max()), int(self.positions.max())))
-        known = rows.request * wide + rows.positions
+        # Positions by their rank, for a product of requests and positions need not fit into 64 bits.
+        ranks = np.unique(np.concatenate([rows.positions, self.positions]))
+        known = rows.request * np.int64(ranks.size) + np.searchsorted(ranks, rows.positions)
         order = np.argsort(known)
-        wanted = mine * wide + self.positions
+        wanted = mine * np.int64(ranks.size) + np.searchsorted(ranks, self.positions)
         found = order[np.minimum(np.searchsorted(known, wanted, sorter=order), order.size - 1)]
         places = np.flatnonzero((mine >= 0) & (known[found] == wanted))
         places = places[np.argsort(found[places], kind="stable")]
@@ -91,9 +100,15 @@ def gather(launch: Launch, answer: Answer) -> Answered:
     Raises:
         ProviderFailed: `P-ANSWER`, an answer is missing or has another shape or dtype than its call.
     """
+    if not isinstance(answer, Answer) or not isinstance(answer.tensors, (tuple, list)):
+        raise _wrong(f"an object of type {type(answer).__name__[:80]}")
     if len(answer.tensors) != len(launch.calls):
         raise _wrong(f"{len(answer.tensors)} answers to {len(launch.calls)} calls")
     for call, tensors in zip(launch.calls, answer.tensors, strict=True):
+        if not isinstance(tensors, Tensors) or not all(
+            isinstance(bits, Bits) for bits in (tensors.out, tensors.lse) if bits is not None
+        ):
+            raise _wrong(f"an object of type {type(tensors).__name__[:80]} for a call")
         out = (call.num_rows, call.num_heads, call.value_dim)
         if tensors.out.shape != out or tensors.out.dtype is not call.dtype:
             raise _wrong(f"O {tensors.out} where {call.dtype} {list(out)} was asked for")
@@ -172,3 +187,33 @@ class Next:
 
 
 Message = Open | Take | Refuses | Rounds | Baseline | Begin | Next
+
+
+_SLACK = 1 << 20
+_MORE_ROWS = 64
+"""Times the rows of a call that its largest variant may have, companions counted; no claim comes near."""
+
+
+def most_bytes(message: Message, call: AttentionCall | None) -> int:
+    """Return how many bytes the reply to a message may have."""
+    if call is None or not isinstance(message, (Baseline, Next)):
+        return _SLACK
+    row = call.num_heads * (call.value_dim * call.dtype.container.itemsize + 4) + 256
+    return _SLACK + _MORE_ROWS * (call.num_rows + 1) * row
+
+
+def replies(message: Message) -> type | tuple[type, ...]:
+    """Return the types that a reply to a message may have, errors aside."""
+    match message:
+        case Open():
+            return Description
+        case Refuses():
+            return (str, type(None))
+        case Rounds():
+            return tuple
+        case Baseline():
+            return Answered
+        case Next():
+            return (tuple, type(None))
+        case _:
+            return type(None)

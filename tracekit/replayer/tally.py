@@ -97,6 +97,7 @@ class Tally:
             else "",
             seed=seed,
             executed=described(self.executed),
+            left_out=sum((self.not_run + self.refused).values()),
         )
 
     def _judge(self, incomplete: str) -> tuple[Status, str]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from tracekit.errors import NothingSelected
+from tracekit.errors import NothingSelected, UsageError
 from tracekit.model import AttentionCall, Recording, RequestKey, StepRecord
 
 
@@ -71,6 +71,7 @@ def select(
 
     Raises:
         NothingSelected: `V-SELECT`, with what there is to select from.
+        UsageError: `V-SELECT`, a part of a filter matches nothing, though others do.
     """
     heads: Sequence[Head] = trace.heads
     wanted_layers = None if layers is None else set(layers)
@@ -102,6 +103,22 @@ def select(
             layers=there,
             calls=len(heads),
             requests=[str(request.key) for request in trace.recording.requests],
+        )
+    absent = [
+        f"{name} {spans(sorted(gone))}"
+        for name, gone in (
+            ("layers", (wanted_layers or set()) - {head.layer for head in heads}),
+            ("calls", (wanted_calls or set()) - {head.index for head in heads}),
+        )
+        if gone
+    ]
+    if unknown := [name for name in named or () if not _keys(trace, [name])]:
+        absent.append(f"requests {', '.join(unknown)}")
+    if absent:
+        raise UsageError(
+            f"{name_of(trace)} has no {' and no '.join(absent)}; take out of the filter what is not there.",
+            rule="V-SELECT",
+            absent=absent,
         )
     return chosen
 
