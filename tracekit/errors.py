@@ -70,6 +70,10 @@ class TraceMissing(TracekitError, FileNotFoundError):
     """There is no file at the path."""
 
 
+class TraceUnwritable(TracekitError, OSError):
+    """The disk or the folder does not take a file."""
+
+
 class TraceCorrupt(TracekitError, ValueError):
     """A file breaks a rule of docs/format.md."""
 

@@ -15,6 +15,7 @@ from tracekit.store.layout import write_file
 from tracekit.store.reader import open_trace
 from tracekit.store.spool import Spool
 from tracekit.store.summary import TraceSummary
+from tracekit.store.target import telling
 from tracekit.store.userblock import UserBlock
 
 Progress = Callable[[int, int], None]
@@ -47,11 +48,19 @@ def write_trace(
         NothingSelected: S-EMPTY, there is no call: a trace without calls could only mislead.
         InvalidCall: S-GRADS, S-REQUEST-TWICE.
         Unsupported: S-ARRAY, S-TEXT, S-SCALAR, S-LIMIT: something that the format does not hold.
-        OSError: the disk or the folder refuses.
+        TraceUnwritable: F-WRITE, the disk or the folder refuses; nothing is left behind, and a target that
+            exists stays.
     """
     target = Path(path)
-    threads = threads or settings().threads
-    report = progress or _silent
+    with telling(target):
+        _write(target, recording, calls, threads or settings().threads, progress or _silent)
+    with open_trace(target) as trace:
+        return trace.summary()
+
+
+def _write(
+    target: Path, recording: Recording, calls: Iterable[AttentionCall], threads: int, report: Progress
+) -> None:
     with replacing(target) as temporary, Spool(target.parent, threads) as spool:
         builder, content = Builder(spool, recording), ContentDigest()
         with ThreadPoolExecutor(1) as hasher:
@@ -85,8 +94,6 @@ def write_trace(
         with temporary.open("r+b") as file:
             file.write(block.pack())
         report(builder.calls, spool.stored)
-    with open_trace(target) as trace:
-        return trace.summary()
 
 
 def _silent(calls: int, stored: int) -> None:
