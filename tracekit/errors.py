@@ -70,6 +70,10 @@ class TraceMissing(TracekitError, FileNotFoundError):
     """There is no file at the path."""
 
 
+class TraceUnreadable(TracekitError, OSError):
+    """The system does not give the bytes of a file, or it is no file at all."""
+
+
 class TraceUnwritable(TracekitError, OSError):
     """The disk or the folder does not take a file."""
 

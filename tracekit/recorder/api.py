@@ -78,12 +78,8 @@ def record(
             rule="R-OPTION",
             options=list(options),
         )
-    if write is None and not Path(path).parent.is_dir():
-        raise UsageError(
-            f"there is no folder {Path(path).parent} to write {Path(path).name} into; make it first.",
-            rule="U-FOLDER",
-            path=str(path),
-        )
+    if write is None:
+        importlib.import_module("tracekit.store.target").check_target(path, force=True)
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:

@@ -15,7 +15,7 @@ from tracekit.store.layout import write_file
 from tracekit.store.reader import open_trace
 from tracekit.store.spool import Spool
 from tracekit.store.summary import TraceSummary
-from tracekit.store.target import telling
+from tracekit.store.target import refuse_kind, telling
 from tracekit.store.userblock import UserBlock
 
 Progress = Callable[[int, int], None]
@@ -48,11 +48,12 @@ def write_trace(
         NothingSelected: S-EMPTY, there is no call: a trace without calls could only mislead.
         InvalidCall: S-GRADS, S-REQUEST-TWICE.
         Unsupported: S-ARRAY, S-TEXT, S-SCALAR, S-LIMIT: something that the format does not hold.
-        TraceUnwritable: F-WRITE, the disk or the folder refuses; nothing is left behind, and a target that
-            exists stays.
+        TraceUnwritable: F-KIND, the target is no file; F-WRITE, the disk or the folder refuses. Nothing is
+            left behind, and a target that exists stays.
     """
     target = Path(path)
     with telling(target):
+        refuse_kind(target)
         _write(target, recording, calls, threads or settings().threads, progress or _silent)
     with open_trace(target) as trace:
         return trace.summary()
