@@ -66,6 +66,7 @@ def command(
             attn_implementation=attn,
             layers=parse_numbers(layers, "--layers"),
             out=output,
+            force=force,
             progress=advance,
         )
     size = output.stat().st_size
