@@ -74,7 +74,47 @@ def test_a_plan_that_does_not_fit_is_refused(calls):
     assert Transformers().refuses(lacking) == "its launch plan lacks scaling"
 
     fewer = replace(call, launch=replace(call.launch, scalars=call.launch.scalars | {"key_length": 8}))
-    assert "another number of KV rows" in Transformers().refuses(fewer)
+    assert "a key_real of another size" in Transformers().refuses(fewer)
+
+
+HOSTILE = [
+    *(
+        {name: value}
+        for name in ("batch", "query_length", "key_length")
+        for value in ("x", 0, -1, 10**12, 1 << 70, None)
+    ),
+    *({"batch": 1 << 30}, {"key_length": 1 << 30}, {"batch": 2.0}, {"batch": True}),
+    *({"scaling": value} for value in (3.0, float("nan"), float("inf"), "x", True, -1, 0, 1 << 70)),
+    *(
+        {"is_causal": "text"},
+        {"module_is_causal": "text"},
+        {"grad": 1},
+        {"q_layout": "junk"},
+        {"kv_layout": 7},
+    ),
+    *({"mask_kind": "junk"}, {"mask_kind": "additive"}, {"mask_kind": "bool"}, {"mask_kind": None}),
+    *(
+        {"mask_kind": "additive", "mask_batch": 1, "mask_low": low, "mask_dtype": "int4"}
+        for low in (-1.0, "x")
+    ),
+]
+
+
+@pytest.mark.parametrize("calls", [("qwen3", "sdpa")], indirect=True, ids="-".join)
+@pytest.mark.parametrize("scalars", HOSTILE, ids=str)
+def test_a_hostile_plan_is_refused_before_anything_is_made(calls, scalars):
+    call = calls[0]
+    plan = replace(call.launch, scalars=call.launch.scalars | scalars)
+    assert "launch plan" in Transformers().refuses(replace(call, launch=plan))
+
+
+@pytest.mark.parametrize("calls", [("qwen3", "eager")], indirect=True, ids="-".join)
+def test_only_whole_names_of_models_that_are_there(calls):
+    call = calls[0]
+    right = "transformers.models.qwen3.modeling_qwen3"
+    for module in (right, f"{right}.A.b", "transformers.models.nope.modeling_nope.A", f"{right}.A\n"):
+        changed = replace(call, provenance=replace(call.provenance, details={"module": module}))
+        assert "not in transformers" in Transformers().refuses(changed)
 
 
 def with_scalars(call, **scalars):

@@ -47,6 +47,7 @@ def command(out: Path, layers: str) -> int:
             attn_implementation="sdpa",
             layers=parse_numbers(layers, "--layers"),
             out=trace,
+            force=True,
             progress=advance,
         )
     screen.print(f"   {trace}: {summary.calls} calls, {trace.stat().st_size:,} bytes\n")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import click
 
-from tracekit.cli.options import existing_parent, json_option, parse_numbers, size_words
+from tracekit.cli.options import json_option, parse_numbers, size_words
 from tracekit.cli.progress import progress
 from tracekit.errors import UsageError
+from tracekit.store.target import check_target
 from tracekit.verdict import Exit
 
 IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
@@ -54,13 +55,7 @@ def command(
             "give the prompts either as --prompt TEXT or as --prompt-ids N,N,...; at least one.",
             rule="U-PROMPT",
         )
-    existing_parent(output)
-    if output.exists() and not force:
-        raise UsageError(
-            f"{output} exists; choose another name or write over it with --force.",
-            rule="U-EXISTS",
-            path=str(output),
-        )
+    check_target(output, force=force)
     from tracekit.engines.driver import run_transformers
 
     with progress("record") as advance:
@@ -71,6 +66,7 @@ def command(
             attn_implementation=attn,
             layers=parse_numbers(layers, "--layers"),
             out=output,
+            force=force,
             progress=advance,
         )
     size = output.stat().st_size

@@ -54,6 +54,7 @@ def run_transformers(
     dtype: DType = DType.BFLOAT16,
     forced: Sequence[Sequence[int]] | None = None,
     progress: Progress | None = None,
+    force: bool = False,
     write: Writer | None = None,
 ) -> RunSummary:
     """Record a transformers model on some prompts.
@@ -71,6 +72,7 @@ def run_transformers(
         forced: feed these tokens of each sequence instead of the model's own choices, so that two runs
             read the same input although they may choose differently.
         progress: called with (done, total, text) after each forward.
+        force: write over a trace that exists.
         write: writes the trace; None takes `tracekit.store.write_trace`.
 
     Raises:
@@ -85,7 +87,9 @@ def run_transformers(
     elif attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
     encoded = encode(prompts, tokenizer, model)
-    with record(out, engine="transformers", model=model, layers=layers, steps=steps, write=write) as session:
+    with record(
+        out, engine="transformers", model=model, layers=layers, steps=steps, force=force, write=write
+    ) as session:
         session.notes |= {
             "driver": "run_transformers",
             "attention": str(model.config._attn_implementation),

@@ -13,11 +13,12 @@ from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.providers.transformers_identity import executed
-from tracekit.providers.transformers_launch import Arguments, fresh, relaunch, unusable
+from tracekit.providers.transformers_launch import Arguments, fresh, relaunch
+from tracekit.providers.transformers_plan import unusable
 from tracekit.verdict import ClaimId
 
 Implementation = Literal["sdpa", "eager"]
-_MODULE = re.compile(r"transformers\.models\.\w+\.modeling_\w+")
+_MODULE = re.compile(r"(transformers\.models\.\w+\.modeling_\w+)\.\w+", re.ASCII)
 _PREFIX = "transformers."
 
 
@@ -129,8 +130,15 @@ def _eager_module(call: AttentionCall) -> str | None:
     if call.provenance.executed.kernel != f"{_PREFIX}eager":
         model = "llama" if call.sink is None else "gpt_oss"
         return f"transformers.models.{model}.modeling_{model}"
-    found = _MODULE.match(call.provenance.details.get("module", ""))
-    return found.group() if found else None
+    found = _MODULE.fullmatch(call.provenance.details.get("module", ""))
+    if found is None:
+        return None
+    name = found[1]
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    return name if hasattr(module, "eager_attention_forward") else None
 
 
 def _rows(out: torch.Tensor, arguments: Arguments) -> Bits:

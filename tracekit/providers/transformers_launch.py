@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracekit.model import Array, AttentionCall, Bits, DType, KVRows, LaunchPlan
+from tracekit.model import Array, AttentionCall, Bits, DType, LaunchPlan
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.torch_tensors import to_torch, torch_dtype
-from tracekit.providers.transformers_mask import mask_of_kind, rebuild_mask, whole
+from tracekit.providers.transformers_mask import mask_of_kind, rebuild_mask
+from tracekit.providers.transformers_plan import key_slots, rows_held, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,48 +44,12 @@ class Arguments:
     row_slots: npt.NDArray[np.int64]
 
 
-_SCALARS = ("batch", "query_length", "key_length", "mask_kind", "scaling", "is_causal", "module_is_causal")
-_LAYOUT = ("q_layout", "kv_layout", "grad", "sink_dtype")
-_LAYOUTS = {"q_layout": "q", "kv_layout": "k", "v_layout": "v"}
-"""`kv_layout` is that of k, and of v too in plans that have no `v_layout`."""
-
-
-def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
-    """Return why a plan does not describe the launch of its call, in one clause, or None.
-
-    A trace may come from anywhere: what is rebuilt from it is checked first.
-    """
-    missing = [name for name in (*_SCALARS, *_LAYOUT) if name not in plan.scalars]
-    arrays = [name for name in ("key_real",) if name not in plan.arrays]
-    if plan.scalars.get("mask_kind") != "none":
-        arrays += [name for name in ("mask",) if name not in plan.arrays]
-    if missing or arrays:
-        return f"its launch plan lacks {', '.join([*missing, *arrays])}"
-    strided = [tensor for name, tensor in _LAYOUTS.items() if plan.scalars.get(name) == "other"]
-    if strided:
-        return f"the strides of {', '.join(strided)} are not recorded"
-    counts = [slots.size for slots in _key_slots(call, plan)[1]]
-    if counts != [rows.count for rows in _rows_held(call)]:
-        return "its launch plan places another number of KV rows than the call holds"
-    return None
-
-
 def relaunch(call: AttentionCall, plan: LaunchPlan) -> Arguments:
     """Rebuild the launch that a plan describes; `unusable` must have found nothing."""
     batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
-    places, slots = _key_slots(call, plan)
+    places, slots = key_slots(call, plan)
     shape = _Shape(batch, length, held, places, slots, plan.row_slots)
     return _arguments(call, shape, rebuild_mask(plan), plan.scalars)
-
-
-def _key_slots(call: AttentionCall, plan: LaunchPlan) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
-    """The batch place of each request, and the key slots there that hold its rows."""
-    batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
-    packed = np.asarray(plan.arrays["key_real"], np.uint8)
-    real = np.unpackbits(packed, count=batch * held).astype(np.bool_).reshape(batch, held)
-    first = [int(np.argmax(call.rows.request == i)) for i in range(len(call.rows.requests))]
-    places = [int(plan.row_slots[row]) // length for row in first]
-    return places, [np.flatnonzero(real[place]) for place in places]
 
 
 def fresh(call: AttentionCall, implementation: str) -> Arguments:
@@ -94,7 +59,7 @@ def fresh(call: AttentionCall, implementation: str) -> Arguments:
         call: one KV family.
         implementation: `sdpa` or `eager`; decides the kind of mask.
     """
-    rows = _rows_held(call)
+    rows = rows_held(call)
     counts = np.bincount(call.rows.request, minlength=len(rows))
     batch, length, held = len(rows), int(counts.max()), max(max(r.count for r in rows), 1)
     row_slots = np.zeros(call.num_rows, np.int64)
@@ -127,7 +92,7 @@ def _arguments(
 ) -> Arguments:
     q = np.zeros((shape.batch * shape.length, *call.q.shape[1:]), call.q.data.dtype)
     q[shape.row_slots] = call.q.data
-    rows = _rows_held(call)
+    rows = rows_held(call)
     keys = _cache(shape, [held.keys.data for held in rows])
     values = _cache(shape, [held.value_bits.data for held in rows])
     q = q.reshape(shape.batch, shape.length, *q.shape[1:])
@@ -161,11 +126,6 @@ def _cache(shape: _Shape, rows: list[Array]) -> Array:
     for place, slots, part in zip(shape.places, shape.key_slots, rows, strict=True):
         cache[place][:, slots] = part.transpose(1, 0, 2)
     return cache
-
-
-def _rows_held(call: AttentionCall) -> list[KVRows]:
-    family = next(iter(call.selection.families))
-    return [call.kv[key][family] for key in call.rows.requests]
 
 
 def _scalars(call: AttentionCall, implementation: str) -> dict[str, Scalar]:

@@ -47,10 +47,14 @@ def record(
     layers: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
     derive: Callable[[AttentionCall], Bits] | None = derive_lse,
+    force: bool = False,
     write: Writer | None = None,
     **options: Any,
 ) -> Iterator[ManualSession]:
     """Record attention into a trace, written when the block is left.
+
+    Where the block raises, what was recorded is written too, with a note and its last step cut, but only to
+    a path where no file is.
 
     `with tracekit.record("run.h5", engine="transformers", model=model): model.generate(...)`
 
@@ -61,11 +65,13 @@ def record(
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
         derive: gives the LSE of calls whose kernel gave none.
+        force: write over a file that exists.
         write: writes the trace; None takes `tracekit.store.write_trace`.
         options: what the engine adapter needs (`model` for transformers).
 
     Raises:
-        UsageError: `R-ENGINE` for an engine that is not known.
+        UsageError: `R-ENGINE` for an engine that is not known; `U-EXISTS`, `U-FOLDER` for the path.
+        TraceUnwritable: `F-KIND`, `F-WRITE`.
         Unsupported: the model cannot be recorded, or never called the attention interface.
         ConventionContradicted: the numbers do not fit the declared conventions; the trace is written.
 
@@ -77,16 +83,12 @@ def record(
     if engine is None and options:
         raise UsageError(
             f"record() does not know the option {', '.join(options)}; without an engine it takes layers, "
-            "steps, derive and write.",
+            "steps, derive, force and write.",
             rule="R-OPTION",
             options=list(options),
         )
-    if write is None and not Path(path).parent.is_dir():
-        raise UsageError(
-            f"there is no folder {Path(path).parent} to write {Path(path).name} into; make it first.",
-            rule="U-FOLDER",
-            path=str(path),
-        )
+    if write is None:
+        importlib.import_module("tracekit.store.target").check_target(path, force=force)
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:
@@ -96,12 +98,7 @@ def record(
             with adapter:
                 yield session
     except BaseException as failure:
-        # What was recorded before the failure is still evidence; the failure itself goes on.
-        if session.recorded:
-            try:
-                _save(Path(path), session, write)
-            except TracekitError as lost:
-                failure.add_note(f"tracekit wrote no {path}: {lost}")
+        _keep_part(Path(path), session, write, failure)
         raise
     calls = _save(Path(path), session, write)
     if session.problems:
@@ -110,6 +107,21 @@ def record(
     # The trace is written first: what was recorded stays, whatever its conventions turn out to be.
     for error in contradictions(calls):
         raise error
+
+
+def _keep_part(path: Path, session: Session, write: Writer | None, error: BaseException) -> None:
+    """What was recorded before a failure is evidence, but never in the place of a whole recording."""
+    if not session.recorded:
+        return
+    if write is None and path.exists():
+        error.add_note(f"tracekit: {path} stays as it was; what was recorded before this is not kept.")
+        return
+    text = f"ended by {type(error).__name__}: {error}"[:500]
+    session.interrupt(text.encode("ascii", "backslashreplace").decode())
+    try:
+        _save(path, session, write)
+    except (TracekitError, OSError) as second:
+        error.add_note(f"tracekit: what was recorded before this is not kept: {second}")
 
 
 def _save(path: Path, session: Session, write: Writer | None) -> list[AttentionCall]:

@@ -195,6 +195,15 @@ class Session:
         self._ledger.append(line)
         self._open = None
 
+    def interrupt(self, reason: str) -> None:
+        """The program ended before its recording did: the last step may lack calls."""
+        self.notes["recording"] = reason
+        if self._open is not None:
+            self.end(reason)
+        elif self._ledger:
+            last = self._ledger[-1]
+            self._ledger[-1] = replace(last, cut="; ".join(filter(None, [last.cut, reason])))
+
     def finish(self) -> tuple[Recording, list[AttentionCall]]:
         """Return the nouns. Requests get their keys, calls their rows of the KV log, and a derived LSE.
 

@@ -17,6 +17,7 @@ from tracekit.store.layout import write_file
 from tracekit.store.reader import open_trace
 from tracekit.store.spool import Spool
 from tracekit.store.summary import TraceSummary
+from tracekit.store.target import refuse_kind, telling
 from tracekit.store.userblock import UserBlock
 
 Progress = Callable[[int, int], None]
@@ -50,11 +51,20 @@ def write_trace(
         NothingSelected: S-EMPTY, there is no call: a trace without calls could only mislead.
         InvalidCall: S-REQUEST-TWICE, S-LEDGER.
         Unsupported: S-ARRAY, S-TEXT, S-SCALAR, S-LIMIT: something that the format does not hold.
-        OSError: the disk or the folder refuses.
+        TraceUnwritable: F-KIND, the target is no file; F-WRITE, the disk or the folder refuses. Nothing is
+            left behind, and a target that exists stays.
     """
     target = Path(path)
-    threads = threads or settings().threads
-    report = progress or _silent
+    with telling(target):
+        refuse_kind(target)
+        _write(target, recording, calls, threads or settings().threads, progress or _silent)
+    with open_trace(target) as trace:
+        return trace.summary()
+
+
+def _write(
+    target: Path, recording: Recording, calls: Iterable[AttentionCall], threads: int, report: Progress
+) -> None:
     with replacing(target) as temporary, Spool(target.parent, threads) as spool:
         builder = Builder(spool, recording)
         tables, content_digest = _take_in(builder, calls, spool, threads, report, target)
@@ -65,8 +75,6 @@ def write_trace(
         with temporary.open("r+b") as file:
             file.write(block.pack())
         report(builder.calls, spool.stored)
-    with open_trace(target) as trace:
-        return trace.summary()
 
 
 def _take_in(
