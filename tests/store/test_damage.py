@@ -114,3 +114,13 @@ def test_calls_outside_the_trace_and_closed_traces(good, tmp_path):
     trace.close()
     with pytest.raises(ValueError, match="is closed"):
         trace.call(0)
+
+
+def test_a_damaged_chunk_is_told_once(tmp_path):
+    path = tmp_path / "x.h5"
+    write_trace(path, recording(), decode_steps(6))
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    told = [(violation.rule, violation.message) for violation in verify_trace(path)]
+    assert [rule for rule, _ in told] == ["E-22", "E-19"]
