@@ -22,6 +22,7 @@ def test_defaults():
         ({"TRACEKIT_THREADS": "0"}, "V-NUMBER"),
         ({"TRACEKIT_THREADS": "2.5"}, "V-NUMBER"),
         ({"TRACEKIT_TIMEOUT": "nan"}, "V-NUMBER"),
+        ({"TRACEKIT_RECORD": ""}, "V-RECORD"),
     ],
 )
 def test_bad_values_are_named(environ, rule):

@@ -31,7 +31,10 @@ class Attach(Protocol):
 
 Writer = Callable[[Path, Recording, list[AttentionCall]], object]
 
-BUILTIN = {"transformers": "tracekit.engines.transformers:attach"}
+BUILTIN = {
+    "transformers": "tracekit.engines.transformers:attach",
+    "vllm": "tracekit.engines.vllm:attach",
+}
 """Names, not imports: recording knows no engine."""
 
 
@@ -52,13 +55,13 @@ def record(
 
     Args:
         path: the trace.
-        engine: name of an engine adapter; None is `transformers` where a `model` is given, and otherwise
-            records only what `session.attention` is given.
+        engine: name of an engine adapter; None is `transformers` where a `model` is given, `vllm` where an
+            `llm` is, and otherwise records only what `session.attention` is given.
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
         derive: gives the LSE of calls whose kernel gave none.
         write: writes the trace; None takes `tracekit.store.write_trace`.
-        options: what the engine adapter needs (`model` for transformers).
+        options: what the engine adapter needs (`model` for transformers, `llm` for vllm).
 
     Raises:
         UsageError: `R-ENGINE` for an engine that is not known.
@@ -69,6 +72,8 @@ def record(
     """
     if engine is None and "model" in options:
         engine = "transformers"
+    if engine is None and "llm" in options:
+        engine = "vllm"
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:
