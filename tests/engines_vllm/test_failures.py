@@ -4,8 +4,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import generate
 
+from tests.engines_vllm.tiny_engine import generate
 from tracekit.engines import vllm as adapter
 from tracekit.engines import vllm_call
 from tracekit.engines.vllm_check import check_conventions

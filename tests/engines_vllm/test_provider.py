@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import dense, engine
 
 import tracekit
+from tests.engines_vllm.tiny_engine import dense, engine
 from tracekit.engines import tiny
 from tracekit.errors import Unsupported
 from tracekit.model import Bits, DType
@@ -61,7 +61,7 @@ def test_the_recorded_launch_gives_the_recorded_bits(name, request, run, prompt)
 
 
 def test_recorded_is_held_from_the_file_alone(qwen3, prompt, tmp_path):
-    from conftest import generate
+    from tests.engines_vllm.tiny_engine import generate
 
     path = tmp_path / "run.h5"
     with record(path, engine="vllm", llm=qwen3):
@@ -72,7 +72,7 @@ def test_recorded_is_held_from_the_file_alone(qwen3, prompt, tmp_path):
 
 
 def test_without_split_kv_the_batch_claims_are_held(gpt_oss, prompt, tmp_path, monkeypatch):
-    from conftest import generate
+    from tests.engines_vllm.tiny_engine import generate
 
     monkeypatch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "0")
     gpt_oss.reset_prefix_cache()

@@ -1,12 +1,12 @@
-"""Recording vLLM: what stands in the calls is what its kernel read and wrote, and its tokens stay the same."""
+"""Recording vLLM: the calls hold what its kernel read and wrote, and its tokens stay the same."""
 
 from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
-from conftest import CHUNK, PAGE, dense, generate
 
+from tests.engines_vllm.tiny_engine import CHUNK, PAGE, dense, generate
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines import tiny
 from tracekit.engines.vllm_points import attention_layers, runner_of
