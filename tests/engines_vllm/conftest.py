@@ -36,8 +36,20 @@ def prompt():
 
 @pytest.fixture(scope="session")
 def qwen3(gpt_oss):
-    """After gpt-oss: vLLM makes its process groups once a process, and those of an expert model serve both."""
+    """After gpt-oss: vLLM makes process groups once a process, and those of an expert model serve both."""
     return engine("tiny-qwen3")
+
+
+# An engine that goes away takes the process groups of all others with it, so all live as long as the session.
+@pytest.fixture(scope="session")
+def qwen3_fp8(qwen3):
+    return engine("tiny-qwen3", kv_cache_dtype="fp8")
+
+
+@pytest.fixture(scope="session")
+def qwen3_cramped(qwen3):
+    """So few pages that two long answers do not fit beside each other."""
+    return engine("tiny-qwen3", max_model_len=192, num_gpu_blocks_override=8, enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import vllm.envs
 
 import tracekit
-from tests.engines_vllm.tiny_engine import dense, engine
+from tests.engines_vllm.tiny_engine import dense
 from tracekit.engines import tiny
 from tracekit.errors import Unsupported
 from tracekit.model import Bits, DType
@@ -74,7 +75,7 @@ def test_recorded_is_held_from_the_file_alone(qwen3, prompt, tmp_path):
 def test_without_split_kv_the_batch_claims_are_held(gpt_oss, prompt, tmp_path, monkeypatch):
     from tests.engines_vllm.tiny_engine import generate
 
-    monkeypatch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "0")
+    monkeypatch.setattr(vllm.envs, "VLLM_CPU_ATTN_SPLIT_KV", False)  # it reads the environment once
     gpt_oss.reset_prefix_cache()
     path = tmp_path / "run.h5"
     with record(path, engine="vllm", llm=gpt_oss):
@@ -97,8 +98,8 @@ def test_without_split_kv_the_batch_claims_are_held(gpt_oss, prompt, tmp_path, m
     assert report.status is Status.HELD
 
 
-def test_an_fp8_cache_is_recorded_as_exact_values_and_its_bytes(run, prompt):
-    got = run(engine("tiny-qwen3", kv_cache_dtype="fp8"), [prompt(70, 1), prompt(9, 2)], 3)
+def test_an_fp8_cache_is_recorded_as_exact_values_and_its_bytes(qwen3_fp8, run, prompt):
+    got = run(qwen3_fp8, [prompt(70, 1), prompt(9, 2)], 3)
 
     assert got.session.problems == []
     for call in got.calls:

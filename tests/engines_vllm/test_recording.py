@@ -11,6 +11,8 @@ from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines import tiny
 from tracekit.engines.vllm_points import attention_layers, runner_of
 from tracekit.model import Mode, Origin, RequestKey
+from tracekit.providers.base import Launch
+from tracekit.providers.vllm_cpu import VllmCpu
 
 ENGINES = ["qwen3", "gpt_oss"]
 
@@ -111,6 +113,25 @@ def test_a_prefix_hit_is_consumed_and_not_computed(qwen3, run, prompt):
     assert dense(call).keys.part(slice(70)).same(written.keys.part(slice(70)))
     assert warm.recording.requests[0].token_ids.size == 91
     assert warm.session.problems == []
+
+
+def test_a_preempted_request_goes_on_as_the_same_request(qwen3_cramped, run, prompt):
+    """Its rows are computed again, over other pages. Where the second time gives other bits (a row that was
+    decoded alone is now one of many), a new generation of KV rows begins: what each call read stays true."""
+    prompts = [prompt(90, 1), prompt(60, 2)]
+    got = run(qwen3_cramped, prompts, 90)
+
+    assert all("a new generation of its rows begins" in problem for problem in got.session.problems)
+    assert all(line.complete for line in got.recording.ledger)
+    assert [r.key for r in got.recording.requests] == [RequestKey.of_prompt(p) for p in prompts]
+    again = [call for call in got.of(0) if call.mode is Mode.RECOMPUTE]
+    assert again
+    assert again[0].rows.positions.min() == 0
+    rerun = VllmCpu()
+    for call in again:
+        assert rerun.run(Launch((call,))).tensors[0].out.same(call.out.bits)
+    for request_, tokens, generated in zip(got.recording.requests, prompts, got.tokens, strict=True):
+        assert request_.token_ids.tolist() == tokens + generated[:-1]
 
 
 def test_several_samples_of_one_prompt_are_requests_with_ordinals(qwen3, run, prompt):
