@@ -30,13 +30,10 @@ def test_the_plugin_is_declared():
 
 def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path):
     prompts = [prompt(70, 1), prompt(9, 2)]
-    environ = os.environ | {
-        "TRACEKIT_RECORD": str(tmp_path / "run.h5"),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    }
+    settings = {"TRACEKIT_RECORD": str(tmp_path / "run.h5"), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     ran = subprocess.run(
         [sys.executable, SERVE, str(tiny.prepared("tiny-qwen3")), json.dumps(prompts)],
-        env=environ,
+        env=os.environ | settings,
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
