@@ -38,7 +38,7 @@ demo: .venv/.installed
 	$(BIN)/tracekit demo
 
 test: lint .venv-core/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
 
 # The engine adapters against real engines, and against the transformers that serving engines pin, in an
 # environment of its own whose packages are kept outside the clone by the digest of their pins.

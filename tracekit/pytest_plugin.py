@@ -67,7 +67,9 @@ class Golden:
         for verdict in report.verdicts:
             self.tell(f"tracekit {verdict.provider} {verdict.claim}", verdict.status.value)
         lines = [
-            f"{verdict.provider} {verdict.claim}: {verdict.status.value}: {'; '.join(verdict_lines(verdict))}"
+            "\n    ".join(
+                [f"{verdict.provider} {verdict.claim}: {verdict.status.value}", *verdict_lines(verdict)]
+            )
             for verdict in report.verdicts
         ]
         lines.append(summary(report.verdicts, report.exit_code))

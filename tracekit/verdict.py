@@ -1,7 +1,8 @@
 """Claims, statuses, verdicts and exit codes: what is said after a comparison, and nothing more."""
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -61,6 +62,14 @@ class Place:
     actual: float
     ulps: int | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types; JSON has no NaN and no infinity, so those are words."""
+        record = asdict(self)
+        for name in ("expected", "actual"):
+            if not math.isfinite(record[name]):
+                record[name] = str(record[name])
+        return record
+
 
 @dataclass(frozen=True)
 class Differences:
@@ -111,9 +120,8 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        from dataclasses import asdict
-
         record = asdict(self)
+        record["first"] = None if self.first is None else self.first.to_dict()
         record["status"] = self.status.value
         record["differences"]["ulps"] = dict(self.differences.ulps)
         return record

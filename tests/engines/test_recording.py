@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from tracekit.engines.driver import greedy
+from tracekit.engines.driver import cache_argument, greedy
 from tracekit.model import DType, KVFamily, Mode, Origin, Ranges
 from tracekit.providers.base import Launch
 from tracekit.providers.oracle import Oracle
@@ -210,8 +210,8 @@ def test_a_prefill_in_chunks_is_one_prompt(qwen3, recorded, prompt):
     def run(model):
         with torch.no_grad():
             cache = model(torch.tensor([ids[:8]]), use_cache=True).past_key_values
-            model(torch.tensor([ids[8:]]), cache=cache)
-            model(torch.tensor([[7]]), cache=cache)
+            for chunk in (ids[8:], [7]):
+                model(torch.tensor([chunk]), **{cache_argument(model): cache})
 
     got = recorded(qwen3, run)
     (request,) = got.recording.requests

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tracekit.engines import transformers as engine
-from tracekit.engines.driver import greedy, run_transformers
+from tracekit.engines.driver import cache_argument, greedy, run_transformers
 from tracekit.errors import InvalidCall, NothingSelected, Unavailable, Unsupported, UsageError
 from tracekit.recorder.api import CaptureIncomplete, record
 
@@ -85,7 +85,7 @@ def test_a_cache_that_was_filled_before(qwen3, recorded, prompt):
     with torch.no_grad():
         cache = qwen3(torch.tensor([prompt(5)]), use_cache=True).past_key_values
     with pytest.raises(Unsupported, match="begin the recording before the prefill"):
-        recorded(qwen3, lambda m: m(torch.tensor([[7]]), cache=cache))
+        recorded(qwen3, lambda m: m(torch.tensor([[7]]), **{cache_argument(m): cache}))
 
 
 def test_packed_sequences(qwen3, recorded):
@@ -99,7 +99,7 @@ def test_a_cropped_cache(qwen3, recorded, prompt):
         with torch.no_grad():
             cache = model(torch.tensor([prompt(6)]), use_cache=True).past_key_values
             cache.crop(-2)
-            model(torch.tensor([[9]]), cache=cache)
+            model(torch.tensor([[9]]), **{cache_argument(model): cache})
 
     with pytest.warns(CaptureIncomplete, match="cropped, reordered or filled elsewhere"):
         got = recorded(qwen3, crop)
@@ -111,7 +111,7 @@ def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
 
     cache = StaticCache(config=qwen3.config, max_cache_len=32)
     with torch.no_grad(), pytest.raises(Unsupported, match=r"is a StaticLayer.*pass a DynamicCache"):
-        recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), cache=cache))
+        recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), **{cache_argument(m): cache}))
 
 
 def test_mixed_dtypes(qwen3, recorded, prompt, monkeypatch):

@@ -100,8 +100,10 @@ def test_an_untested_version_is_recorded_only_where_its_numbers_fit(qwen3, run, 
 def test_a_contradicted_convention_is_named(qwen3, run, prompt, monkeypatch):
     """Declared with a sink, computed without one: the check says which reading fits."""
     seen = []
+    monkeypatch.setattr(adapter, "engine_name", lambda: "vllm 0.99.1")
     monkeypatch.setattr(adapter, "check_conventions", seen.append)
-    run(qwen3, [prompt(9)], 1)
+    with pytest.warns(adapter.UntestedVersion):
+        run(qwen3, [prompt(9)], 1)
     check_conventions(seen[0])
     sink = Bits.from_float32([5.0] * seen[0].q.shape[1], DType.FLOAT32)
     with pytest.raises(ConventionContradicted, match="it fits without the sink") as caught:

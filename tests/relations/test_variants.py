@@ -78,7 +78,7 @@ def test_subbatch_crosses_thresholds_both_ways():
         "batches of 2": [2, 2, 2],
         "batches of 3": [3, 3],
         "batches of 4": [4, 2],
-        "1 rows added": [7],
+        "1 row added": [7],
         "2 rows added": [8],
         "10 rows added": [16],
         "11 rows added": [17],

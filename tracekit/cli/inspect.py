@@ -17,7 +17,7 @@ from tracekit.store import Trace, open_trace
 
 @click.command("inspect")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--calls", "show_calls", is_flag=True, help="List every call.")
+@click.option("--calls", "show_calls", is_flag=True, help="List every call (--json always does).")
 @json_option
 def command(trace: Path, show_calls: bool, as_json: bool) -> int:
     """Show model, requests, calls, capture ledger and digests of TRACE."""

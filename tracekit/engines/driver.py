@@ -122,9 +122,7 @@ def greedy(
     ids = on_device([[0] * (longest - len(p)) + p for p in prompts], model)
     real = on_device([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], model)
     cache = DynamicCache(config=model.config)
-    # transformers 5.24 renamed the argument and warns about the old name.
-    known = inspect.signature(type(model).forward).parameters
-    cache_name = "cache" if "cache" in known else "past_key_values"
+    cache_name = cache_argument(model)
     ends = _end_tokens(model) if forced is None else frozenset()
     generated: list[list[int]] = [[] for _ in prompts]
     alive = [True] * len(prompts)
@@ -154,6 +152,11 @@ def greedy(
             ids = on_device([[token if ok else 0] for token, ok in zip(chosen, alive, strict=True)], model)
             real = torch.cat([real, on_device([[int(ok)] for ok in alive], model)], dim=1)
     return generated
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name by which a model takes its cache: 5.24 renamed it and warns about the old one."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 def _end_tokens(model: Any) -> frozenset[int]:

@@ -85,7 +85,8 @@ def encode(prompts: Sequence[str | Sequence[int]], tokenizer: Any, model: Any) -
     for prompt in prompts:
         if isinstance(prompt, str) and tokenizer is None:
             raise UsageError(
-                "this model has no tokenizer; give each prompt as token ids, such as 5,9,12.", rule="E-PROMPT"
+                "this model has no tokenizer; give each prompt as token ids (--prompt-ids 5,9,12).",
+                rule="E-PROMPT",
             )
         ids = [int(t) for t in (tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt)]
         if not ids or min(ids) < 0 or max(ids) >= model.config.vocab_size:

@@ -78,7 +78,8 @@ class Recorder:
         self._opened = False
         self._refused: TracekitError | None = None
         session.identity = engine_identity(runner)
-        if not tested(engine_name().partition(" ")[2]):
+        self._untested = not tested(engine_name().partition(" ")[2])
+        if self._untested:
             versions = " .. ".join(".".join(map(str, version)) for version in TESTED)
             session.notes["version"] = f"{engine_name()} is outside the tested versions {versions}"
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
@@ -189,7 +190,7 @@ class Recorder:
                 self._scheduling[name],
             )
             seen = observe_call(call, self._step)
-            if name not in self._checked:
+            if self._untested and name not in self._checked:
                 check_conventions(seen)
                 self._checked.add(name)
             self._session.observe(seen)

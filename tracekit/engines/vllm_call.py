@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tracekit.canonical.paged import page_slots
+from tracekit.canonical.window import live_rows, window_ranges
 from tracekit.engines.torch_bits import borrow
 from tracekit.engines.vllm_points import Scheduling
 from tracekit.engines.vllm_step import Step
@@ -22,7 +24,6 @@ from tracekit.model import (
     Origin,
     Output,
     Provenance,
-    Ranges,
     Selection,
     scale_to_bits,
 )
@@ -32,6 +33,8 @@ from tracekit.providers.vllm_cpu_ops import executed
 from tracekit.providers.vllm_cpu_packing import packing
 from tracekit.recorder.observation import Borrowed, Observation, SeenKV
 
+_NULL_PAGE = 0
+"""vLLM gives block 0 to nobody and fills tables with it."""
 _FP8_NAMES = {"fp8": "fp8_e4m3"}
 
 
@@ -95,9 +98,8 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
     tables = metadata.block_table.cpu().numpy()
     seen = []
     for start, stop, length, table in zip(starts[:-1], starts[1:], lengths, tables, strict=True):
-        first = 0 if window is None else max(0, int(length - (stop - start)) - window + 1)
-        seen.append(_read(call, table, first, int(length), dim))
-    lo = np.zeros_like(step.positions) if window is None else np.maximum(step.positions - window + 1, 0)
+        first, end = live_rows(int(length), int(stop - start), window)
+        seen.append(_read(call, table, first, end, dim))
     kv = {
         handle: {KVFamily.DENSE: _values(call, part, dtype)}
         for handle, part in zip(step.handles, seen, strict=True)
@@ -113,7 +115,7 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
         q=Bits(q, dtype),
         kv=kv,
         sink=None if impl.sinks is None else _sink(impl.sinks),
-        selection=Selection({KVFamily.DENSE: Ranges(lo, step.positions + 1)}),
+        selection=Selection({KVFamily.DENSE: window_ranges(step.positions, window)}),
         out=Output(Bits(*out), Origin.EXECUTED),
         lse=None,
         conventions=Conventions(
@@ -186,9 +188,13 @@ def _read(call: KernelCall, table: Array, first: int, end: int, dim: int) -> _Ro
     """Read rows `[first, end)` of one request back from the pages that the kernel read.
 
     Rows before the window are not touched: their pages may long be those of other rows.
+
+    Raises:
+        InvalidCall: `C-PAGE-...` when the table gives a row no page of its own.
     """
     blocks, heads, page, _ = call.kv_cache.shape
-    pages = table[first // page : -(-end // page)].astype(np.int64)
+    slots = page_slots(table, np.arange(first, end), page, pages=blocks, null_page=_NULL_PAGE)
+    pages = slots[np.r_[True, np.diff(slots // page) != 0]] // page
     cache_rows = call.kv_cache.view(blocks, heads, 2 * page, dim)
     raw = cache_rows[torch.from_numpy(pages).to(call.kv_cache.device)].cpu()
     words = raw.view(torch.uint8 if raw.itemsize == 1 else torch.int16 if raw.itemsize == 2 else torch.int32)

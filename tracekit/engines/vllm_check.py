@@ -1,7 +1,8 @@
-"""Declared conventions against the recorded numbers: one row a layer, computed again in binary64.
+"""An untested vLLM has to show its conventions before it is recorded: one row a layer, again in binary64.
 
-Scale, window, sink and the order of the cache are declared from what vLLM says. If one of them were wrong, a
-trace would look sound and mean nothing; one row shows it.
+Every recording is held against its conventions when it ends. A version outside the tested window is also
+asked at the first launch of each layer, because where scale, window, sink or the order of the cache mean
+something else, nothing that is read of it can be trusted.
 """
 
 import numpy as np

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tracekit.errors import UsageError
 from tracekit.model import AttentionCall, Bits, Recording
+from tracekit.recorder.conventions import contradictions
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
 from tracekit.recorder.manual import ManualSession
@@ -66,6 +67,7 @@ def record(
     Raises:
         UsageError: `R-ENGINE` for an engine that is not known.
         Unsupported: the model cannot be recorded, or never called the attention interface.
+        ConventionContradicted: the numbers do not fit the declared conventions; the trace is written.
 
     Warns:
         CaptureIncomplete: calls are missing that no filter left out; `session.problems` lists why.
@@ -74,6 +76,19 @@ def record(
         engine = "transformers"
     if engine is None and "llm" in options:
         engine = "vllm"
+    if engine is None and options:
+        raise UsageError(
+            f"record() does not know the option {', '.join(options)}; without an engine it takes layers, "
+            "steps, derive and write.",
+            rule="R-OPTION",
+            options=list(options),
+        )
+    if write is None and not Path(path).parent.is_dir():
+        raise UsageError(
+            f"there is no folder {Path(path).parent} to write {Path(path).name} into; make it first.",
+            rule="U-FOLDER",
+            path=str(path),
+        )
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:
@@ -87,17 +102,21 @@ def record(
         if session.recorded:
             _save(Path(path), session, write)
         raise
-    _save(Path(path), session, write)
+    calls = _save(Path(path), session, write)
     if session.problems:
         more = f" (and {len(session.problems) - 1} more)" if len(session.problems) > 1 else ""
         warnings.warn(f"{path}: {session.problems[0]}{more}", CaptureIncomplete, stacklevel=3)
+    # The trace is written first: what was recorded stays, whatever its conventions turn out to be.
+    for error in contradictions(calls):
+        raise error
 
 
-def _save(path: Path, session: Session, write: Writer | None) -> None:
+def _save(path: Path, session: Session, write: Writer | None) -> list[AttentionCall]:
     recording, calls = session.finish()
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
     session.written = write(path, recording, calls)
+    return calls
 
 
 def _adapter(name: str) -> Attach:

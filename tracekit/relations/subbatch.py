@@ -37,8 +37,11 @@ class Subbatch:
             parts = groups(call.num_rows, size)
             yield Variant(f"batches of {size}", Launch(tuple(call.take(part) for part in parts)))
         larger = [size for size in SIZES if call.num_rows < size <= MOST_ADDED]
-        for size in sorted({call.num_rows + 1, *larger}):
-            yield Variant(f"{size - call.num_rows} rows added", Launch((_grown(call, size),)))
+        sizes = sorted({call.num_rows + 1, *larger})
+        grown = _grown(call, sizes[-1])
+        for size in sizes:
+            name = f"{size - call.num_rows} row{'s' if size - call.num_rows > 1 else ''} added"
+            yield Variant(name, Launch((grown.take(np.arange(size)),)))
 
     def broken(self) -> Provider:
         """Return a kernel whose plan was made for the size of its first batch."""
@@ -46,9 +49,10 @@ class Subbatch:
 
 
 def _grown(call: AttentionCall, size: int) -> AttentionCall:
-    grown, number = call, 0
-    while grown.num_rows < size:
-        missing = min(size - grown.num_rows, call.num_rows)
-        grown = join(grown, foreign(call.take(np.arange(missing)), number))
-        number += 1
-    return grown
+    """Return the call with copies of its rows behind it, under the names of other requests."""
+    parts, missing = [call], size - call.num_rows
+    while missing > 0:
+        some = call if missing >= call.num_rows else call.take(np.arange(missing))
+        parts.append(foreign(some, len(parts)))
+        missing -= some.num_rows
+    return join(parts)
