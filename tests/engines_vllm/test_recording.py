@@ -13,6 +13,7 @@ from tracekit.engines.vllm_points import attention_layers, runner_of
 from tracekit.model import Mode, Origin, RequestKey
 from tracekit.providers.base import Launch
 from tracekit.providers.vllm_cpu import VllmCpu
+from tracekit.recorder.api import record
 
 ENGINES = ["qwen3", "gpt_oss"]
 
@@ -169,6 +170,17 @@ def test_filters_leave_out_layers_and_steps(qwen3, run, prompt):
         (1, 1),
         (0, 2),
     ]
+
+
+def test_a_profiling_run_is_tagged_and_not_recorded(qwen3, prompt):
+    written = []
+    with record("x.h5", llm=qwen3, write=lambda *args: written.append(args)) as session:
+        runner_of(qwen3)._dummy_run(8)
+        generate(qwen3, [prompt(5)], 2)
+    _, recording, calls = written[0]
+    assert recording.notes["profiling"] == "2 attention calls, none recorded"
+    assert len(calls) == 4
+    assert session.problems == []
 
 
 def test_off_means_off(qwen3, run, prompt):

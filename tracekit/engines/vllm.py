@@ -73,6 +73,7 @@ class Recorder:
         self._scheduling = schedulings(runner)
         self._requests = Requests(session)
         self._checked: set[str] = set()
+        self._dummies = 0
         self._scheduled: Any = None
         self._step: Step | None = None
         self._opened = False
@@ -125,9 +126,12 @@ class Recorder:
             **kwargs: Any,
         ) -> Any:
             result = original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            # Without metadata it is a profiling run, which the implementation itself leaves out.
+            # Without metadata or outside a step it is a profiling run, over tokens that nobody sent.
             if attn_metadata is not None and self._scheduled is not None:
                 self._look(name, layer, query, kv_cache, attn_metadata, output)
+            else:
+                self._dummies += 1
+                self._session.notes["profiling"] = f"{self._dummies} attention calls, none recorded"
             return result
 
         return forward

@@ -37,7 +37,10 @@ def register() -> None:
         return
     if hasattr(GPUModelRunner.execute_model, _MARK):
         return
-    GPUModelRunner.execute_model = _wrapped(GPUModelRunner.execute_model, Recordings(path))
+    recordings = Recordings(path)
+    GPUModelRunner.execute_model = _wrapped(GPUModelRunner.execute_model, recordings)
+    if hasattr(GPUModelRunner, "_dummy_run"):
+        GPUModelRunner._dummy_run = _counted(GPUModelRunner._dummy_run, recordings)
 
 
 class Recordings:
@@ -50,6 +53,8 @@ class Recordings:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: set[int] = set()
+        self.dummies = 0
+        """Forwards over made-up tokens so far: profiling, warm-up for compilation, graph capture."""
 
     def join(self, runner: Any) -> Callable[..., Any] | None:
         """Begin to record a runner that was not seen before, and return its wrapped `execute_model`."""
@@ -67,6 +72,7 @@ class Recordings:
         try:
             session = stack.enter_context(record(path))
             session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
+            session.notes["warm-up"] = f"{self.dummies} dummy runs before the first step, none recorded"
             enter_all(stack, Recorder(session, runner).entries(), [])
         except Exception as error:
             _say(f"{path} is not recorded: {error}")
@@ -83,6 +89,14 @@ def _wrapped(original: Callable[..., Any], recordings: Recordings) -> Callable[.
 
     setattr(execute_model, _MARK, True)
     return execute_model
+
+
+def _counted(original: Callable[..., Any], recordings: Recordings) -> Callable[..., Any]:
+    def dummy_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recordings.dummies += 1
+        return original(self, *args, **kwargs)
+
+    return dummy_run
 
 
 def _save(stack: ExitStack, path: Path) -> None:
