@@ -10,7 +10,7 @@ import vllm.envs
 import tracekit
 from tests.engines_vllm.tiny_engine import dense
 from tracekit.engines import tiny
-from tracekit.errors import Unsupported
+from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import Bits, DType
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.providers.vllm_cpu import VllmCpu, VllmCpuNoSplit
@@ -181,7 +181,8 @@ def test_a_plan_that_does_not_fit_is_refused(qwen3, run, prompt):
     assert "True for threads" not in (refused(scalars=plan.scalars | {"threads": 4}) or "")
     assert "threads" in refused(scalars=plan.scalars | {"threads": 10**9})
     assert "fewer pages" in refused(block_tables=tuple(table[:0] for table in plan.block_tables))
-    assert "fewer pages" in refused(block_tables=tuple(table - 10**6 for table in plan.block_tables))
+    with pytest.raises(InvalidCall, match="leave unused pages out"):
+        refused(block_tables=tuple(table - 10**6 for table in plan.block_tables))
     assert "other positions" in refused(arrays={"seq_lens": plan.arrays["seq_lens"] + 1})
     assert "number of requests" in refused(arrays={"seq_lens": plan.arrays["seq_lens"][:1]})
     assert "pages of 7 rows" in refused(page_size=7)

@@ -1,7 +1,7 @@
 """One launch of vLLM's CPU attention, in the logical words of the model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from tracekit.model import (
     Conventions,
     DType,
     KVFamily,
+    KVSource,
     LaunchPlan,
     Origin,
     Output,
@@ -101,7 +102,7 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
         first, end = live_rows(int(length), int(stop - start), window)
         seen.append(_read(call, table, first, end, dim))
     kv = {
-        handle: {KVFamily.DENSE: _values(call, part, dtype)}
+        handle: {KVFamily.DENSE: replace(_values(call, part, dtype), generation=step.generations[handle])}
         for handle, part in zip(step.handles, seen, strict=True)
     }
     out = _copied(call.output[:rows].reshape(rows, heads, -1), "output")
@@ -122,6 +123,7 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
             scale_to_bits(impl.scale),
             window=window,
             probability_dtype=dtype,
+            kv_source=KVSource.CONSUMED,
         ),
         provenance=Provenance(
             engine_name(),

@@ -21,6 +21,7 @@ class Step:
         request: int32 `[N]`, the place of each row.
         positions: int64 `[N]`.
         fresh: tokens that were not known before this step.
+        generations: how often the KV rows of each request were written anew, counted by its preemptions.
         mode: why the step is made.
     """
 
@@ -28,6 +29,7 @@ class Step:
     request: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
     fresh: dict[Handle, list[int]]
+    generations: dict[Handle, int]
     mode: Mode
 
 
@@ -42,6 +44,8 @@ class Requests:
         self._session = session
         self._handles: dict[str, Handle] = {}
         self._done: dict[Handle, int] = {}
+        self._next: dict[Handle, int] = {}
+        self._generations: dict[Handle, int] = {}
 
     def begin(self, scheduled: Any) -> None:
         """Take note of what the scheduler says about requests, before the step runs.
@@ -80,19 +84,24 @@ class Requests:
             first = int(positions[start])
             handle = self._handle(name, runner.requests[name], first, fresh)
             _append(self._session, handle, fresh, tokens[mine], positions[mine])
+            # A request that goes back was preempted: its rows are computed again, and may get other bits.
+            went_back = first < self._next.get(handle, 0)
+            self._generations[handle] = self._generations.get(handle, 0) + went_back
             modes.add(self._mode(handle, first))
             handles.append(handle)
             start += count
         # One word a step: rows that were computed before make it a recompute, prompt rows a prefill.
         mode = next(m for m in (Mode.RECOMPUTE, Mode.PREFILL, Mode.DECODE) if m in modes)
         request = np.repeat(np.arange(len(names), dtype=np.int32), counts)
-        return Step(tuple(handles), request, positions, fresh, mode)
+        generations = {handle: self._generations[handle] for handle in handles}
+        return Step(tuple(handles), request, positions, fresh, generations, mode)
 
     def ran(self, step: Step) -> None:
         """Take note that the rows of a step were computed."""
         for place, handle in enumerate(step.handles):
             last = int(step.positions[step.request == place].max())
             self._done[handle] = max(self._done.get(handle, 0), last + 1)
+            self._next[handle] = last + 1
 
     def _handle(self, name: str, state: Any, first: int, fresh: dict[Handle, list[int]]) -> Handle:
         if name not in self._handles:
