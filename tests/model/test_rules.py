@@ -95,6 +95,7 @@ BROKEN = {
     "M-LAUNCH-SLOTS": lambda: LaunchPlan("k", np.array([0, 0]), 4),
     "M-REQUEST": lambda: Request(KEY, np.array([1, 2, 3]), 2),
     "M-INDEX-SHAPE": lambda: indexer(weights=zeros(3, 5)),
+    "M-INDEX-K": lambda: indexer(k=1),
 }
 
 
@@ -108,6 +109,8 @@ def indexer(**changes) -> IndexerCall:
         keys={KEY: zeros(4, 8)},
         top_k=Lists.of([np.array([0]), np.array([1, 0]), np.array([2])]),
         provenance=Provenance("test", "test", ExecutedIdentity("test")),
+        k=2,
+        family=KVFamily.DENSE,
     )
     return replace(whole, **changes)
 

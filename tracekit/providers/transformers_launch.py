@@ -2,7 +2,8 @@
 
 With a launch plan the very launch is rebuilt, padding and memory layout included; what stood in padding
 slots is zero, because no row reads it. Without one (rows permuted, a request alone) the call becomes a
-fresh batch as the engine would make it: one sequence a request, padded on the left.
+fresh batch as the engine would make it: one sequence a request, padded on the left. Compressed rows stand
+behind those of the window, in the same tensor.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracekit.model import Array, AttentionCall, Bits, DType, KVRows, LaunchPlan, Ranges
+from tracekit.model import Array, AttentionCall, Bits, DType, KVFamily, KVRows, LaunchPlan, Ranges
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.torch_tensors import to_torch, torch_dtype
 from tracekit.providers.transformers_mask import mask_of_kind, rebuild_mask, whole
@@ -43,6 +44,8 @@ class Arguments:
 
 
 _SCALARS = ("batch", "query_length", "key_length", "mask_kind", "scaling", "is_causal", "module_is_causal")
+_HEADS_FIRST = ("deepseek_v4", "deepseek_v32")
+"""Models whose queries lie in memory head by head."""
 _LAYOUT = ("q_layout", "kv_layout", "grad", "sink_dtype")
 
 
@@ -55,55 +58,92 @@ def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
     arrays = [name for name in ("key_real",) if name not in plan.arrays]
     if plan.scalars.get("mask_kind") != "none":
         arrays += [name for name in ("mask",) if name not in plan.arrays]
+    if plan.scalars.get("mask_kind") == "additive":
+        low = ("mask_low", "mask_low_compressed")[: 2 if plan.scalars.get("compressed_length") else 1]
+        missing += [name for name in low if name not in plan.scalars]
     if missing or arrays:
         return f"its launch plan lacks {', '.join([*missing, *arrays])}"
-    counts = [slots.size for slots in _key_slots(call, plan)[1]]
-    if counts != [rows.count for rows in _rows_held(call)]:
+    compressed = len(call.selection.families) > 1
+    if compressed != ("compressed_length" in plan.scalars):
+        return "its launch plan is one of another number of KV families"
+    counts = [part.size for segment in _segments(call, plan)[1] for part in segment.slots]
+    if counts != [rows.count for family in call.selection.families for rows in _rows_held(call, family)]:
         return "its launch plan places another number of KV rows than the call holds"
     return None
 
 
 def relaunch(call: AttentionCall, plan: LaunchPlan) -> Arguments:
     """Rebuild the launch that a plan describes; `unusable` must have found nothing."""
-    batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
-    places, slots = _key_slots(call, plan)
-    shape = _Shape(batch, length, held, places, slots, plan.row_slots)
+    batch, length = (whole(plan, name) for name in ("batch", "query_length"))
+    places, segments = _segments(call, plan)
+    shape = _Shape(batch, length, places, segments, plan.row_slots)
     return _arguments(call, shape, rebuild_mask(plan), plan.scalars)
 
 
-def _key_slots(call: AttentionCall, plan: LaunchPlan) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
-    """The batch place of each request, and the key slots there that hold its rows."""
+@dataclass(frozen=True, eq=False)
+class _Segment:
+    """The key slots of one family: how many, and which of them hold the rows of each request."""
+
+    family: KVFamily
+    length: int
+    slots: list[npt.NDArray[np.int64]]
+
+
+def _segments(call: AttentionCall, plan: LaunchPlan) -> tuple[list[int], list[_Segment]]:
+    """The batch place of each request, and the key slots of each family."""
     batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
     packed = np.asarray(plan.arrays["key_real"], np.uint8)
     real = np.unpackbits(packed, count=batch * held).astype(np.bool_).reshape(batch, held)
     first = [int(np.argmax(call.rows.request == i)) for i in range(len(call.rows.requests))]
     places = [int(plan.row_slots[row]) // length for row in first]
-    return places, [np.flatnonzero(real[place]) for place in places]
+    families = list(call.selection.families)
+    lengths = [held]
+    if len(families) > 1:
+        compressed = whole(plan, "compressed_length")
+        lengths = [held - compressed, compressed]
+    segments, start = [], 0
+    for family, size in zip(families, lengths, strict=True):
+        part = real[:, start : start + size]
+        segments.append(_Segment(family, size, [np.flatnonzero(part[place]) for place in places]))
+        start += size
+    return places, segments
 
 
 def fresh(call: AttentionCall, implementation: str) -> Arguments:
     """Make a batch of a call that has no plan.
 
     Args:
-        call: one KV family.
+        call: one KV family, or two of which the second is compressed.
         implementation: `sdpa` or `eager`; decides the kind of mask.
     """
-    rows = _rows_held(call)
-    counts = np.bincount(call.rows.request, minlength=len(rows))
-    batch, length, held = len(rows), int(counts.max()), max(max(r.count for r in rows), 1)
+    counts = np.bincount(call.rows.request, minlength=len(call.rows.requests))
+    batch, length = len(call.rows.requests), int(counts.max())
     row_slots = np.zeros(call.num_rows, np.int64)
-    visible = np.zeros((batch, length, held), np.bool_)
-    part = next(iter(call.selection.families.values()))
     taken = length - counts
     for t in range(call.num_rows):
         b = int(call.rows.request[t])
         row_slots[t] = b * length + taken[b]
-        visible[b, taken[b], part.row(t) - rows[b].first + held - rows[b].count] = True
         taken[b] += 1
-    slots = [np.arange(held - r.count, held) for r in rows]
-    shape = _Shape(batch, length, held, list(range(batch)), slots, row_slots)
+    segments, masks = [], []
+    for family, part in call.selection.families.items():
+        rows = _rows_held(call, family)
+        held = max(r.count for r in rows)
+        # Padding stands before tokens and behind compressed rows, and at least one slot holds a token.
+        held = max(held, 1) if family.ratio == 1 else held
+        starts = [held - r.count if family.ratio == 1 else 0 for r in rows]
+        visible = np.zeros((batch, length, held), np.bool_)
+        for t in range(call.num_rows):
+            b, s = divmod(int(row_slots[t]), length)
+            visible[b, s, part.row(t) - rows[b].first + starts[b]] = True
+        masks.append(visible)
+        slots = [np.arange(start, start + r.count) for start, r in zip(starts, rows, strict=True)]
+        segments.append(_Segment(family, held, slots))
+    visible = np.concatenate(masks, axis=2)
+    shape = _Shape(batch, length, list(range(batch)), segments, row_slots)
     scalars = _scalars(call, implementation)
-    plain = implementation == "sdpa" and _is_plain(call, visible, part, rows)
+    if len(segments) > 1:
+        scalars |= {"compressed_length": segments[1].length, "mask_low_compressed": -np.inf}
+    plain = implementation == "sdpa" and _is_plain(call, visible)
     return _arguments(call, shape, None if plain else mask_of_kind(visible, scalars), scalars)
 
 
@@ -111,9 +151,8 @@ def fresh(call: AttentionCall, implementation: str) -> Arguments:
 class _Shape:
     batch: int
     length: int
-    held: int
     places: list[int]
-    key_slots: list[npt.NDArray[np.int64]]
+    segments: list[_Segment]
     row_slots: npt.NDArray[np.int64]
 
 
@@ -122,17 +161,18 @@ def _arguments(
 ) -> Arguments:
     q = np.zeros((shape.batch * shape.length, *call.q.shape[1:]), call.q.data.dtype)
     q[shape.row_slots] = call.q.data
-    rows = _rows_held(call)
-    keys = _cache(shape, [held.keys.data for held in rows])
-    values = _cache(shape, [held.value_bits.data for held in rows])
+    held = [_rows_held(call, segment.family) for segment in shape.segments]
+    shared = all(rows.shared for part in held for rows in part)
+    keys = _cache(shape, [[rows.keys.data for rows in part] for part in held])
+    values = keys if shared else _cache(shape, [[rows.value_bits.data for rows in part] for part in held])
     q = q.reshape(shape.batch, shape.length, *q.shape[1:])
     if scalars["q_layout"] == "bshd":
         query = to_torch(Bits(q, call.dtype)).transpose(1, 2)
     else:
         query = to_torch(Bits(q.transpose(0, 2, 1, 3), call.dtype))
-    key, value = to_torch(Bits(keys, call.dtype)), to_torch(Bits(values, call.dtype))
-    if scalars["kv_layout"] == "bshd":
-        key, value = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (key, value))
+    key = _laid_out(to_torch(Bits(keys, call.dtype)), scalars["kv_layout"])
+    layout = scalars.get("value_layout", scalars["kv_layout"])
+    value = key if shared else _laid_out(to_torch(Bits(values, call.dtype)), layout)
     if scalars["grad"]:
         query, key, value = (x.requires_grad_() for x in (query, key, value))
     module = torch.nn.Module()
@@ -148,40 +188,54 @@ def _arguments(
     return Arguments(module, query, key, value, mask, kwargs, shape.row_slots)
 
 
-def _cache(shape: _Shape, rows: list[Array]) -> Array:
-    cache = np.zeros((shape.batch, rows[0].shape[1], shape.held, rows[0].shape[2]), rows[0].dtype)
-    for place, slots, part in zip(shape.places, shape.key_slots, rows, strict=True):
-        cache[place][:, slots] = part.transpose(1, 0, 2)
+def _laid_out(tensor: torch.Tensor, layout: Scalar) -> torch.Tensor:
+    """Return `[B, H, T, D]` with the axes in memory in another order."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if layout == "bshd" else tensor
+
+
+def _cache(shape: _Shape, held: list[list[Array]]) -> Array:
+    """Return `[B, Hkv, T, D]`: the rows of each family and request in their slots."""
+    like = held[0][0]
+    total = sum(segment.length for segment in shape.segments)
+    cache = np.zeros((shape.batch, like.shape[1], total, like.shape[2]), like.dtype)
+    start = 0
+    for segment, parts in zip(shape.segments, held, strict=True):
+        for place, slots, part in zip(shape.places, segment.slots, parts, strict=True):
+            cache[place][:, start + slots] = part.transpose(1, 0, 2)
+        start += segment.length
     return cache
 
 
-def _rows_held(call: AttentionCall) -> list[KVRows]:
-    family = next(iter(call.selection.families))
+def _rows_held(call: AttentionCall, family: KVFamily) -> list[KVRows]:
     return [call.kv[key][family] for key in call.rows.requests]
 
 
 def _scalars(call: AttentionCall, implementation: str) -> dict[str, Scalar]:
     """What the engine passes for an ordinary decoder layer."""
     kind = torch_dtype(call.dtype)
+    details = call.provenance.details
+    heads_first = any(f".{name}." in details.get("module", "") for name in _HEADS_FIRST)
     return {
         "scaling": call.conventions.scale,
         "is_causal": None,
         "module_is_causal": True,
         "grad": False,
-        "q_layout": "bshd",
+        "q_layout": "bhsd" if heads_first else "bshd",
         "kv_layout": "bhsd",
-        "sink_dtype": call.dtype.value,
+        "sink_dtype": details.get("sink_dtype", call.dtype.value),
         "mask_kind": "additive" if implementation == "eager" else "bool",
         "mask_low": float(torch.finfo(kind).min),
         "mask_dtype": call.dtype.value,
     }
 
 
-def _is_plain(call: AttentionCall, visible: npt.NDArray[np.bool_], part: Any, rows: list[KVRows]) -> bool:
+def _is_plain(call: AttentionCall, visible: npt.NDArray[np.bool_]) -> bool:
     """Whether transformers would pass no mask: nothing padded, and causal from the first row, or one row."""
     batch, length, held = visible.shape
+    (family, part), *more = call.selection.families.items()
+    rows = _rows_held(call, family)
     full = call.num_rows == batch * length and all(r.count == held and r.first == 0 for r in rows)
-    if not full or not isinstance(part, Ranges):
+    if more or not full or not isinstance(part, Ranges):
         return False
     triangle = np.tri(length, held, dtype=np.bool_)
     return bool(visible.all()) if length == 1 else length == held and bool((visible == triangle).all())

@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
 from os import PathLike
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracekit.errors import UsageError
-from tracekit.model import AttentionCall, Bits, Recording
+from tracekit.model import AttentionCall, Bits, IndexerCall, Recording
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
 from tracekit.recorder.manual import ManualSession
@@ -29,7 +29,21 @@ class Attach(Protocol):
         ...
 
 
-Writer = Callable[[Path, Recording, list[AttentionCall]], object]
+class Writer(Protocol):
+    """What writes a trace; `indexer_calls` is passed only where there are some."""
+
+    def __call__(
+        self,
+        path: Path,
+        recording: Recording,
+        calls: list[AttentionCall],
+        /,
+        *,
+        indexer_calls: Sequence[IndexerCall] = (),
+    ) -> object:
+        """Write a trace and return what the session keeps as `written`."""
+        ...
+
 
 BUILTIN = {"transformers": "tracekit.engines.transformers:attach"}
 """Names, not imports: recording knows no engine."""
@@ -92,7 +106,8 @@ def _save(path: Path, session: Session, write: Writer | None) -> None:
     recording, calls = session.finish()
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
-    session.written = write(path, recording, calls)
+    more = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
+    session.written = write(path, recording, calls, **more)
 
 
 def _adapter(name: str) -> Attach:

@@ -17,6 +17,7 @@ from tracekit.model import (
     AttentionCall,
     Bits,
     Identity,
+    IndexerCall,
     KVFamily,
     Mode,
     Origin,
@@ -29,7 +30,7 @@ from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
 from tracekit.recorder.kv_log import Extent, KVLog
 from tracekit.recorder.ledger import OpenStep
-from tracekit.recorder.observation import Handle, Observation
+from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
 from tracekit.recorder.requests import RequestTable
 
 
@@ -44,10 +45,21 @@ class _Kept:
     kv: dict[Handle, dict[KVFamily, Extent]]
 
 
+@dataclass(frozen=True, eq=False)
+class _KeptIndexer:
+    """The same for the launch of an indexer."""
+
+    step: int
+    seen: IndexerObservation
+    token_ids: npt.NDArray[np.int64]
+    keys: dict[Handle, Extent]
+
+
 class Session:
     """One recording.
 
-    `problems` lists what went wrong, in words; `written` is what the writer of the trace gave back.
+    `problems` lists what went wrong, in words; `written` is what the writer of the trace gave back;
+    `indexer_calls` are the launches of sparse indexers, once `finish` has run.
 
     Args:
         filters: what to keep.
@@ -64,7 +76,9 @@ class Session:
         self.problems: list[str] = []
         self.written: object = None
         self._derive = derive
+        self.indexer_calls: list[IndexerCall] = []
         self._kept: list[_Kept] = []
+        self._kept_indexers: list[_KeptIndexer] = []
         self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}
         self._ledger: list[StepRecord] = []
         self._open: OpenStep | None = None
@@ -115,24 +129,47 @@ class Session:
         if not self.wants(seen.layer):
             self.skip()
             return
+        token_ids = self._token_ids(seen)
+        kv: dict[Handle, dict[KVFamily, Extent]] = {}
+        for handle, families in seen.kv.items():
+            kv[handle] = {
+                family: self._log(handle, seen.layer, family, rows) for family, rows in families.items()
+            }
+        self._kept.append(_Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
+        step.fired += 1
+        step.recorded += 1
+
+    def observe_indexer(self, seen: IndexerObservation) -> None:
+        """Keep a launch of a sparse indexer, where the filters keep its layer. The ledger counts attention.
+
+        Raises:
+            TracekitError: the launch breaks a rule; give the error to `fail`.
+        """
+        self._running()
+        if not self.wants(seen.layer):
+            return
+        keys = {
+            handle: self._log(handle, seen.layer, KVFamily.INDEX, rows) for handle, rows in seen.keys.items()
+        }
+        kept = _KeptIndexer(self.current, replace(seen, keys={}), self._token_ids(seen), keys)
+        self._kept_indexers.append(kept)
+
+    def _token_ids(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.int64]:
         token_ids = np.full(seen.positions.shape, -1, np.int64)
         for index, handle in enumerate(seen.requests):
             mine = seen.request == index
             token_ids[mine] = self.requests.tokens(handle, seen.positions[mine])
-        kv: dict[Handle, dict[KVFamily, Extent]] = {}
-        for handle, families in seen.kv.items():
-            kv[handle] = {}
-            for family, rows in families.items():
-                log = self._logs.setdefault((handle, seen.layer, family), KVLog())
-                kv[handle][family], changed = log.observe(rows)
-                if changed is not None:
-                    self.problems.append(
-                        f"step {self.current}, layer {seen.layer}: KV row {changed} of request {handle} "
-                        "changed since it was last read; a new generation of its rows begins."
-                    )
-        self._kept.append(_Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
-        step.fired += 1
-        step.recorded += 1
+        return token_ids
+
+    def _log(self, handle: Handle, layer: int, family: KVFamily, rows: SeenKV) -> Extent:
+        log = self._logs.setdefault((handle, layer, family), KVLog())
+        extent, changed = log.observe(rows)
+        if changed is not None:
+            self.problems.append(
+                f"step {self.current}, layer {layer}: KV row {changed} of request {handle} "
+                "changed since it was last read; a new generation of its rows begins."
+            )
+        return extent
 
     def fail(self, error: Exception, where: str, *, fired: bool = True) -> None:
         """Note that a hook failed; the engine goes on.
@@ -179,7 +216,12 @@ class Session:
             try:
                 calls.append(self._call(kept))
             except TracekitError as error:
-                self._lose(kept, error)
+                self._lose(kept.step, kept.seen.layer, error, recorded=1)
+        for one in self._kept_indexers:
+            try:
+                self.indexer_calls.append(self._indexer_call(one))
+            except TracekitError as error:
+                self._lose(one.step, one.seen.layer, error, recorded=0)
         recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
         return recording, calls
 
@@ -211,12 +253,7 @@ class Session:
 
     def _call(self, kept: _Kept) -> AttentionCall:
         seen = kept.seen
-        rows = Rows(
-            tuple(self.requests.key(handle) for handle in seen.requests),
-            seen.request,
-            seen.positions,
-            kept.token_ids,
-        )
+        rows = self._rows(seen, kept.token_ids)
         kv = {
             self.requests.key(handle): {family: extent.rows() for family, extent in families.items()}
             for handle, families in kept.kv.items()
@@ -240,13 +277,35 @@ class Session:
             call = replace(call, lse=Output(self._derive(call), Origin.DERIVED))
         return call
 
-    def _lose(self, kept: _Kept, error: TracekitError) -> None:
+    def _indexer_call(self, kept: _KeptIndexer) -> IndexerCall:
+        seen = kept.seen
+        keys = {self.requests.key(handle): extent.rows().keys for handle, extent in kept.keys.items()}
+        return IndexerCall(
+            layer=seen.layer,
+            step=kept.step,
+            rows=self._rows(seen, kept.token_ids),
+            query=seen.query,
+            weights=seen.weights,
+            keys={key: bits.part((slice(None), 0)) for key, bits in keys.items()},
+            top_k=seen.top_k,
+            provenance=seen.provenance,
+            k=seen.k,
+            family=seen.family,
+            scale_bits=seen.scale_bits,
+            scores=seen.scores,
+        )
+
+    def _rows(self, seen: Observation | IndexerObservation, token_ids: npt.NDArray[np.int64]) -> Rows:
+        requests = tuple(self.requests.key(handle) for handle in seen.requests)
+        return Rows(requests, seen.request, seen.positions, token_ids)
+
+    def _lose(self, step: int, layer: int, error: TracekitError, *, recorded: int) -> None:
         """A call that was seen but is not legal: take it off its ledger line, with the reason."""
-        line = self._ledger[kept.step]
-        text = f"layer {kept.seen.layer}: {error}"
+        line = self._ledger[step]
+        text = f"layer {layer}: {error}"
         cut = "; ".join(filter(None, [line.cut, text]))
-        self._ledger[kept.step] = replace(line, recorded=line.recorded - 1, cut=cut)
-        self.problems.append(f"step {kept.step}, {text}")
+        self._ledger[step] = replace(line, recorded=line.recorded - recorded, cut=cut)
+        self.problems.append(f"step {step}, {text}")
 
     def _running(self) -> OpenStep:
         if self._open is None:
