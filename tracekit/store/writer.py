@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracekit.env import settings
 from tracekit.errors import NothingSelected
-from tracekit.model import AttentionCall, Recording
+from tracekit.model import AttentionCall, IndexerCall, Recording
 from tracekit.store.atomic import replacing
 from tracekit.store.builder import Builder
 from tracekit.store.content import ContentDigest
@@ -25,6 +25,7 @@ def write_trace(
     recording: Recording,
     calls: Iterable[AttentionCall],
     *,
+    indexer_calls: Iterable[IndexerCall] = (),
     threads: int = 0,
     progress: Progress | None = None,
 ) -> TraceSummary:
@@ -37,6 +38,7 @@ def write_trace(
         path: the target; replaced if it exists.
         recording: requests, ledger, model, notes.
         calls: at least one, in recorded order.
+        indexer_calls: launches of sparse indexers, in recorded order.
         threads: workers that compress; 0 for `TRACEKIT_THREADS`, which is the cores by default.
         progress: called after each call, and before the rename, with the calls and compressed bytes so far.
 
@@ -74,6 +76,9 @@ def write_trace(
                     rule="S-EMPTY",
                     path=str(target),
                 )
+            for indexer_call in indexer_calls:
+                content.add_indexer_call(indexer_call, builder.add_indexer_call(indexer_call))
+                spool.settle()
             digest = hasher.submit(content.finish, builder.log) if threads > 1 else None
             tables = builder.finish()
             spool.settle()
