@@ -20,7 +20,8 @@ IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
     "--model",
     required=True,
     metavar="DIR_OR_ID",
-    help="A folder with a model, its hub id, or one of smollm2, tiny-qwen3, tiny-gpt-oss, tiny-deepseek-v4, tiny-deepseek-v32.",
+    help="A folder with a model, its hub id, or one of smollm2, tiny-qwen3, tiny-gpt-oss, "
+    "tiny-deepseek-v4, tiny-deepseek-v32.",
 )
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; several make a batch.")
 @click.option("--prompt-ids", "prompt_ids", multiple=True, metavar="N,N,...", help="A prompt as token ids.")
