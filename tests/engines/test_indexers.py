@@ -7,6 +7,8 @@ import torch
 from tracekit.engines import transformers as engine
 from tracekit.engines.driver import greedy
 from tracekit.model import KVFamily
+from tracekit.providers.indexers import IndexerLaunch
+from tracekit.providers.transformers_indexer import TransformersIndexer
 from tracekit.recorder.api import CaptureIncomplete
 
 FORCED = [[9, 8, 7, 6]]
@@ -58,6 +60,16 @@ def test_the_scores_are_those_of_the_formula(got):
             assert (np.abs(given - exact) <= 64 * 2.0**-24 * size + 1e-30).all()
             assert (np.diff(given) <= 0).all()
             at += chosen.size
+
+
+def test_the_indexer_run_again_chooses_and_scores_the_same_bits(got):
+    provider = TransformersIndexer()
+    for call in got.indexer_calls:
+        answer = provider.run(IndexerLaunch((call,)))
+        assert answer.executed == call.provenance.executed
+        assert answer.chosen[0].top_k.ids.tolist() == call.top_k.ids.tolist()
+        assert answer.chosen[0].top_k.offsets.tolist() == call.top_k.offsets.tolist()
+        assert answer.chosen[0].scores.same(call.scores)
 
 
 def test_index_keys_are_held_once_and_as_narrow_as_they_were(got):

@@ -11,9 +11,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsupported, UsageError
-from tracekit.model import AttentionCall
+from tracekit.model import AttentionCall, IndexerCall
 from tracekit.providers.base import Execution, Launch, Provider
+from tracekit.providers.indexers import IndexerLaunch, IndexerProvider
 from tracekit.relations.base import Variant
+from tracekit.relations.indexers import IndexerVariant
+from tracekit.replayer.choices import gather_choices
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
@@ -34,9 +37,9 @@ _OWN = (Unsupported, Unavailable, UsageError, ProviderFailed)
 class Child:
     """The state of one child: a provider, a call, and its variants."""
 
-    provider: Provider
-    call: AttentionCall
-    variants: Iterator[Variant]
+    provider: Provider | IndexerProvider
+    call: AttentionCall | IndexerCall
+    variants: Iterator[Variant | IndexerVariant]
     threads: int = 0
 
     def answer(self, message: Message) -> Any:
@@ -44,28 +47,34 @@ class Child:
         match message:
             case Open(source):
                 self.provider = provider = source.make()
-                return Description(
-                    provider.id, provider.capabilities(), provider.advertised(), provider.identity()
-                )
+                can = provider.capabilities() if isinstance(provider, Provider) else None
+                return Description(provider.id, can, provider.advertised(), provider.identity())
             case Take(call):
                 self.call = call
                 return None
             case Refuses():
-                return self.provider.refuses(self.call)
+                refuses: Any = self.provider.refuses
+                return refuses(self.call)
             case Baseline(threads):
-                return self._run(Launch((self.call,)), threads)
+                call = self.call
+                alone = IndexerLaunch((call,)) if isinstance(call, IndexerCall) else Launch((call,))
+                return self._run(alone, threads)
             case Begin(relation, seed, threads):
-                self.variants, self.threads = relation.variants(self.call, seed), threads
+                variants: Any = relation.variants
+                self.variants, self.threads = variants(self.call, seed), threads
                 return None
             case Next():
                 variant = next(self.variants, None)
                 return variant and (variant.name, self._run(variant.launch, self.threads))
 
-    def _run(self, launch: Launch, threads: int) -> Answered:
+    def _run(self, launch: Launch | IndexerLaunch, threads: int) -> Answered:
         """Run a launch; where it asks for no number of threads, with those of the user."""
         if not launch.execution.threads:
             launch = replace(launch, execution=Execution(threads=threads))
-        return gather(launch, self.provider.run(launch))
+        run: Any = self.provider.run
+        if isinstance(launch, IndexerLaunch):
+            return gather_choices(launch, run(launch))
+        return gather(launch, run(launch))
 
 
 def serve(connection: Connection) -> None:

@@ -6,10 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import ProviderFailed
-from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, RequestKey, Rows
+from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, IndexerCall, RequestKey, Rows
+from tracekit.providers import indexers
 from tracekit.providers.base import Answer, Capabilities, Launch, Provider
+from tracekit.providers.indexers import IndexerProvider
 from tracekit.providers.registry import create
 from tracekit.relations.base import Relation
+from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import ClaimId
 
 
@@ -28,22 +31,33 @@ class Named:
 class Broken:
     """The broken twin of a relation."""
 
-    relation: Relation
+    relation: Relation | IndexerRelation
 
-    def make(self) -> Provider:
+    def make(self) -> Provider | IndexerProvider:
         """Make it, in the child."""
         return self.relation.broken()
 
 
-Source = Named | Broken
+@dataclass(frozen=True)
+class NamedIndexer:
+    """An indexer by name."""
+
+    name: str
+
+    def make(self) -> IndexerProvider:
+        """Make it, in the child."""
+        return indexers.create(self.name)
+
+
+Source = Named | Broken | NamedIndexer
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a provider says of itself."""
+    """What a provider says of itself; an indexer has no capabilities, it refuses call by call."""
 
     id: str
-    capabilities: Capabilities
+    capabilities: Capabilities | None
     advertised: frozenset[ClaimId]
     identity: ExecutedIdentity
 
@@ -137,7 +151,7 @@ class Open:
 class Take:
     """Take a call to work on; reply None."""
 
-    call: AttentionCall
+    call: AttentionCall | IndexerCall
 
 
 @dataclass(frozen=True)
@@ -156,7 +170,7 @@ class Baseline:
 class Begin:
     """Begin with the variants of the call; reply None."""
 
-    relation: Relation
+    relation: Relation | IndexerRelation
     seed: int
     threads: int
 

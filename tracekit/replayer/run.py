@@ -6,10 +6,12 @@ from contextlib import ExitStack
 from tracekit.env import settings
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable
 from tracekit.model import AttentionCall
+from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.registry import relation
-from tracekit.replayer.messages import Broken, Named
+from tracekit.replayer.indexers import IndexerSession, indexers_of, judged
+from tracekit.replayer.messages import Broken, Named, NamedIndexer
 from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
 from tracekit.replayer.report import Report
 from tracekit.replayer.session import Session
@@ -41,7 +43,7 @@ def replay(
     Args:
         traces: the traces.
         providers: kernels by name; without them `trace`, `tka1`, and the recorded kernel where the same
-            one would run here.
+            one would run here; for calls of indexers `indexer-ref` and the recorded indexer.
         claims: claims to judge; without them those that each kernel promises.
         probe: also try the claims that a kernel does not promise; they are observed, not judged.
         layers: only calls of these layers.
@@ -61,7 +63,10 @@ def replay(
             *inconclusive* instead.
     """
     check_claims(claims)
-    for spec in providers or ():
+    kernels = None
+    if providers is not None:
+        kernels = [spec for spec in providers if spec not in indexer_registry.BUILTIN]
+    for spec in kernels or ():
         registry.check(spec)
     limit = settings().timeout if timeout is None else timeout
     wanted_layers = None if layers is None else list(layers)
@@ -74,21 +79,39 @@ def replay(
         total = sum(len(indices) for indices in selected)
         done = 0
         for trace, indices in zip(traces, selected, strict=True):
-            sessions, early = desk.sessions(trace, indices, providers)
+            sessions, early = desk.sessions(trace, indices, kernels)
+            indexers, sooner = desk.indexer_sessions(trace, providers)
+            early += sooner
             for index in indices:
                 if progress is not None:
                     progress(done, total, f"{name_of(trace)} call {index}")
                 call = trace.call(index)
                 for session in sessions:
                     session.visit(index, call)
+                _visit_indexers(trace, call, index, indexers)
                 done += 1
             cut = incomplete(trace, indices)
             for session in sessions:
                 verdicts += [tally.verdict(name_of(trace), seed, cut) for tally in session.tallies]
+            for indexer in indexers:
+                verdicts += [tally.verdict(name_of(trace), seed, cut) for tally in indexer.tallies]
             verdicts += early
         if progress is not None:
             progress(done, total, "done")
     return Report(tuple(verdicts), frozenset(claims or ()), seed)
+
+
+def _visit_indexers(
+    trace: TraceLike, call: AttentionCall, index: int, sessions: list[IndexerSession]
+) -> None:
+    """Judge the indexer that chose for a call of attention: the one of its layer, step and rank."""
+    if not sessions:
+        return
+    for head in getattr(trace, "indexer_heads", ()):
+        if (head.layer, head.step, head.rank) == (call.layer, call.step, call.rank):
+            indexer_call = trace.indexer_call(head.index)  # type: ignore[attr-defined]
+            for session in sessions:
+                session.visit(index, indexer_call)
 
 
 class _Desk:
@@ -107,6 +130,7 @@ class _Desk:
         self._claims, self._probe, self._seed, self._threads = claims, probe, seed, threads
         self._workers: dict[str, Worker] = {}
         self._controls = stack.enter_context(Worker(Broken(relation("control")), timeout))
+        self._indexer_controls: Worker | None = None
 
     def sessions(
         self, trace: TraceLike, indices: list[int], asked: Sequence[str] | None
@@ -132,6 +156,36 @@ class _Desk:
                 why = "the trace runs nothing: only `control` can be judged on what it recorded"
                 early += [self._early(trace, TRACE, claim, why) for claim in sorted(named)]
         return [session for session in sessions if session.tallies], early
+
+    def indexer_sessions(
+        self, trace: TraceLike, asked: Sequence[str] | None
+    ) -> tuple[list[IndexerSession], list[Verdict]]:
+        """Return the indexers to run on a trace that holds calls of them, and verdicts on missing ones."""
+        sessions: list[IndexerSession] = []
+        early: list[Verdict] = []
+        for name in indexers_of(getattr(trace, "indexer_heads", ()), asked):
+            try:
+                worker = self._workers.get(name)
+                if worker is None:
+                    worker = self._stack.enter_context(Worker(NamedIndexer(name), self._timeout))
+                    worker.open()
+                    self._workers[name] = worker
+            except (Unavailable, ProviderFailed) as error:
+                status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
+                if asked is not None:
+                    for claim in self._claims or ("rows", "chunks", "ties"):
+                        early.append(self._early(trace, name, claim, str(error), status))
+                continue
+            assert worker.description is not None
+            advertised = worker.description.advertised
+            tallies = judged(name, advertised, self._claims, self._probe, asked is not None)
+            if tallies:
+                if self._indexer_controls is None:
+                    twin = Worker(Broken(tallies[0].relation), self._timeout)
+                    self._indexer_controls = self._stack.enter_context(twin)
+                twins = self._indexer_controls
+                sessions.append(IndexerSession(name, tallies, worker, twins, self._seed, self._threads))
+        return sessions, early
 
     def _session(self, planned: Planned, trace: TraceLike, first: int) -> Session:
         if planned.provider == TRACE:

@@ -17,8 +17,9 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from tracekit.errors import ProviderFailed, TracekitError
-from tracekit.model import AttentionCall
+from tracekit.model import AttentionCall, IndexerCall
 from tracekit.relations.base import Relation
+from tracekit.relations.indexers import IndexerRelation
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
@@ -54,7 +55,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._stderr: IO[bytes] | None = None
-        self._call: AttentionCall | None = None
+        self._call: AttentionCall | IndexerCall | None = None
 
     def __enter__(self) -> "Worker":
         return self
@@ -79,18 +80,22 @@ class Worker:
         self.description = self._ask(Open(self.source))
         return self.description
 
-    def refuses(self, call: AttentionCall) -> str | None:
+    def refuses(self, call: AttentionCall | IndexerCall) -> str | None:
         """Return why the provider refuses a call; errors as `open`."""
         self._take(call)
         return self._ask(Refuses())  # type: ignore[no-any-return]
 
-    def baseline(self, call: AttentionCall, threads: int) -> Answered:
+    def baseline(self, call: AttentionCall | IndexerCall, threads: int) -> Answered:
         """Run a call as it stands; errors as `open`, and Unsupported."""
         self._take(call)
         return self._ask(Baseline(threads))  # type: ignore[no-any-return]
 
     def variants(
-        self, call: AttentionCall, relation: Relation, seed: int, threads: int
+        self,
+        call: AttentionCall | IndexerCall,
+        relation: Relation | IndexerRelation,
+        seed: int,
+        threads: int,
     ) -> Iterator[tuple[str, Answered]]:
         """Run the variants of a call one by one; errors as `baseline`."""
         self._take(call)
@@ -110,12 +115,15 @@ class Worker:
             self._kill()
         self._forget()
 
-    def _take(self, call: AttentionCall) -> None:
+    def _take(self, call: AttentionCall | IndexerCall) -> None:
         """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
         if self._process is None:
             self._ask(Open(self.source))
         if self._call is not call:
-            self._ask(Take(replace(call, out=None, lse=None, grads=None)))
+            if isinstance(call, IndexerCall):
+                self._ask(Take(replace(call, scores=None)))
+            else:
+                self._ask(Take(replace(call, out=None, lse=None, grads=None)))
             self._call = call
 
     def _ask(self, message: Message) -> Any:
