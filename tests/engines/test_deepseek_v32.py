@@ -8,6 +8,7 @@ import torch
 
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines.driver import greedy
+from tracekit.errors import Unsupported
 from tracekit.model import KVFamily, Lists
 from tracekit.providers.base import Launch
 from tracekit.providers.transformers import Transformers
@@ -70,6 +71,13 @@ def test_out_lies_in_its_envelope(got):
     for call in got.calls:
         bound = envelope(call, Roundings(call.conventions.score_dtype, call.conventions.probability_dtype))
         assert compare_envelope(call, bound, call.out.bits, None).outside.first is None
+
+
+def test_tka1_as_a_backend_refuses_the_model(deepseek_v32, prompt):
+    """Its indexer adds the mask to its scores, and the mask of TKA-1 is row numbers."""
+    deepseek_v32.set_attn_implementation("tracekit")
+    with pytest.raises(Unsupported, match="passes indices"), torch.no_grad():
+        deepseek_v32(torch.tensor([prompt(9)]))
 
 
 def test_padding_leaves_no_trace_in_the_choice(deepseek_v32, recorded, prompt):

@@ -100,6 +100,19 @@ def test_a_failing_look_at_an_indexer_is_told_and_disturbs_nothing(model, record
     assert not any(line.complete for line in got.recording.ledger)
 
 
+def test_an_indexer_of_another_make_is_told_and_disturbs_nothing(deepseek_v32, recorded, prompt, monkeypatch):
+    def unknown(_):
+        raise AttributeError("no weights_proj")
+
+    monkeypatch.setattr(engine, "describe", unknown)
+    with pytest.warns(CaptureIncomplete, match="indexer of layer 0: AttributeError"):
+        got = recorded(deepseek_v32, lambda m: greedy(m, [prompt(9)], 1))
+
+    assert len(got.calls) == 2
+    assert got.indexer_calls == []
+    assert not got.recording.ledger[0].complete
+
+
 def test_an_indexer_that_raises_leaves_no_mode_behind(model, recorded, prompt, monkeypatch):
     layer = model.model.layers[1].self_attn
     indexer = getattr(layer, "indexer", None) or layer.compressor.indexer

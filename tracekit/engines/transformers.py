@@ -143,10 +143,18 @@ class Recorder:
             self._refused[module] = error
 
     def _before_indexer(self, module: Any, _: Any) -> None:
-        if self._forward is not None and self._session.wants(self._layers[module]):
-            watch, stack = Watch(describe(module).weight), ExitStack()
-            stack.enter_context(watch)
-            self._watches[module] = watch, stack
+        layer = self._layers[module]
+        if self._forward is None or not self._session.wants(layer):
+            return
+        try:
+            watch = Watch(describe(module).weight)
+        except Exception as error:
+            self._indexed.add(layer)
+            self._session.fail(error, f"indexer of layer {layer}", fired=False)
+            return
+        stack = ExitStack()
+        stack.enter_context(watch)
+        self._watches[module] = watch, stack
 
     def _after_indexer(self, module: Any, _: Any, result: Any) -> None:
         if module not in self._watches:

@@ -141,7 +141,7 @@ def fresh(call: AttentionCall, implementation: str) -> Arguments:
     visible = np.concatenate(masks, axis=2)
     shape = _Shape(batch, length, list(range(batch)), segments, row_slots)
     scalars = _scalars(call, implementation)
-    if len(segments) > 1:
+    if len(segments) > 1 and segments[1].family.ratio > 1:
         scalars |= {"compressed_length": segments[1].length, "mask_low_compressed": -np.inf}
     plain = implementation == "sdpa" and _is_plain(call, visible)
     return _arguments(call, shape, None if plain else mask_of_kind(visible, scalars), scalars)
