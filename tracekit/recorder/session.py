@@ -6,7 +6,7 @@ step in the ledger and lists the problem for the report at the end.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,31 +28,11 @@ from tracekit.model import (
 )
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
+from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.kv_log import Extent, KVLog
 from tracekit.recorder.ledger import OpenStep
 from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
 from tracekit.recorder.requests import RequestTable
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """A call that waits for the end: its rows are by handle, its KV is extents of the log."""
-
-    step: int
-    mode: Mode
-    seen: Observation
-    token_ids: npt.NDArray[np.int64]
-    kv: dict[Handle, dict[KVFamily, Extent]]
-
-
-@dataclass(frozen=True, eq=False)
-class _KeptIndexer:
-    """The same for the launch of an indexer."""
-
-    step: int
-    seen: IndexerObservation
-    token_ids: npt.NDArray[np.int64]
-    keys: dict[Handle, Extent]
 
 
 class Session:
@@ -77,8 +57,8 @@ class Session:
         self.written: object = None
         self._derive = derive
         self.indexer_calls: list[IndexerCall] = []
-        self._kept: list[_Kept] = []
-        self._kept_indexers: list[_KeptIndexer] = []
+        self._kept: list[Kept] = []
+        self._kept_indexers: list[KeptIndexer] = []
         self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}
         self._ledger: list[StepRecord] = []
         self._open: OpenStep | None = None
@@ -135,7 +115,7 @@ class Session:
             kv[handle] = {
                 family: self._log(handle, seen.layer, family, rows) for family, rows in families.items()
             }
-        self._kept.append(_Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
+        self._kept.append(Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
         step.fired += 1
         step.recorded += 1
 
@@ -151,7 +131,7 @@ class Session:
         keys = {
             handle: self._log(handle, seen.layer, KVFamily.INDEX, rows) for handle, rows in seen.keys.items()
         }
-        kept = _KeptIndexer(self.current, replace(seen, keys={}), self._token_ids(seen), keys)
+        kept = KeptIndexer(self.current, replace(seen, keys={}), self._token_ids(seen), keys)
         self._kept_indexers.append(kept)
 
     def _token_ids(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.int64]:
@@ -251,7 +231,7 @@ class Session:
             problems=self.problems,
         )
 
-    def _call(self, kept: _Kept) -> AttentionCall:
+    def _call(self, kept: Kept) -> AttentionCall:
         seen = kept.seen
         rows = self._rows(seen, kept.token_ids)
         kv = {
@@ -277,7 +257,7 @@ class Session:
             call = replace(call, lse=Output(self._derive(call), Origin.DERIVED))
         return call
 
-    def _indexer_call(self, kept: _KeptIndexer) -> IndexerCall:
+    def _indexer_call(self, kept: KeptIndexer) -> IndexerCall:
         seen = kept.seen
         keys = {self.requests.key(handle): extent.rows().keys for handle, extent in kept.keys.items()}
         return IndexerCall(
