@@ -38,7 +38,7 @@ demo: .venv/.installed
 	$(BIN)/tracekit demo
 
 test: lint .venv-core/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
 
 # The engine adapters against the versions that serving engines pin, in an environment of its own that is
 # kept outside the clone by the digest of its pins.

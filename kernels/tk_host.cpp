@@ -1,7 +1,6 @@
 // tk_host.cpp -- the C entries of TKA-1 on a CPU. Built once an instruction set; every build has the same names.
 #include <atomic>
-#include <new>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -84,19 +83,21 @@ TK_EXPORT int tka1_run(const tk_args* args, int threads) try {
       tka1::Worker worker(*args);
       for (size_t n; (n = left.load()) > 0;)
         if (left.compare_exchange_weak(n, n - 1)) worker.run(tiles[n - 1]);
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
       failed = true;
     }
   };
+  const int wanted = std::min(threads, (int)tiles.size());
   std::vector<std::thread> others;
+  others.reserve(std::max(wanted, 1));  // nothing may throw between a thread that runs and its join
   try {
-    for (int i = 1; i < threads && i < (int)tiles.size(); ++i) others.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads to be had: fewer do the same work
+    for (int i = 1; i < wanted; ++i) others.emplace_back(work);
+  } catch (const std::exception&) {  // no more threads, or no memory for one: fewer do the same work
   }
   work();
   for (std::thread& thread : others) thread.join();
   return failed;
-} catch (const std::bad_alloc&) {
+} catch (const std::exception&) {
   return 1;
 }
 

@@ -1,6 +1,8 @@
 """What was not run is counted, with its reason; in CI it must be exactly what `not_run.txt` expects."""
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,10 +27,10 @@ def _count(longrepr: object) -> None:
     _not_run[entry] = _not_run.get(entry, 0) + 1
 
 
-def expected_here(text: str, builds: list[str]) -> set[str]:
-    """Return the entries of `not_run.txt` that count on a machine that runs these builds of TKA-1.
+def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
+    """Return the reasons of `not_run.txt` that count on a machine; `here` says whether it has a thing.
 
-    A line is a reason, or `without v4 | reason` for what only machines without that build leave out.
+    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 (`v4`) or a program (`nvcc`).
     """
     found = set()
     for line in text.splitlines():
@@ -37,13 +39,15 @@ def expected_here(text: str, builds: list[str]) -> set[str]:
             continue
         if not bar:
             found.add(line)
-        elif condition.removeprefix("without ") not in builds:
+        elif not here(condition.removeprefix("without ")):
             found.add(entry)
     return found
 
 
 def _whole(config: pytest.Config) -> bool:
-    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    """Whether everything runs, and this process sees all of it (a worker of xdist sees a part)."""
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    return everything and not hasattr(config, "workerinput")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -56,7 +60,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def _unexpected() -> list[str]:
     from tracekit.providers.tka1 import native
 
-    wanted = expected_here(EXPECTED.read_text(), native.available())
+    builds = native.available()
+    wanted = expected_here(
+        EXPECTED.read_text(), lambda thing: thing in builds or shutil.which(thing) is not None
+    )
     return [f"not run, and not listed: {entry}" for entry in sorted(set(_not_run) - wanted)] + [
         f"listed as not run, but it ran: {entry}" for entry in sorted(wanted - set(_not_run))
     ]

@@ -13,6 +13,13 @@ def test_defaults():
     assert settings.cache.name == "tracekit"
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(3, 3), (None, 1)])
+def test_threads_where_the_system_tells_no_affinity(monkeypatch, cores, threads):
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert parse_settings({"HOME": "/nowhere"}).threads == threads
+
+
 @pytest.mark.parametrize(
     ("environ", "rule"),
     [
@@ -22,6 +29,8 @@ def test_defaults():
         ({"TRACEKIT_THREADS": "0"}, "V-NUMBER"),
         ({"TRACEKIT_THREADS": "2.5"}, "V-NUMBER"),
         ({"TRACEKIT_TIMEOUT": "nan"}, "V-NUMBER"),
+        ({"TRACEKIT_TIMEOUT": "inf"}, "V-NUMBER"),
+        ({"TRACEKIT_TIMEOUT": "1e8"}, "V-NUMBER"),
     ],
 )
 def test_bad_values_are_named(environ, rule):

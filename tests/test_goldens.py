@@ -8,6 +8,7 @@ import pytest
 import tracekit
 from tracekit.providers.base import Launch
 from tracekit.providers.registry import create
+from tracekit.providers.transformers_identity import executed
 
 TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*.h5"))
 
@@ -38,6 +39,25 @@ def test_a_golden_is_small_and_sound(path):
 @pytest.mark.parametrize("path", golden_params(provider="tka1"))
 def test_tka1_keeps_its_promises(path, golden):
     golden.check()
+
+
+@pytest.mark.parametrize("path", [p for p in TRACES if ".tka1." not in p.name], ids=lambda path: path.stem)
+def test_an_engine_golden_speaks_for_itself(path):
+    """Without a provider: O is inside its own envelope, and comes again where the same build runs."""
+    with tracekit.open(path) as trace:
+        call = trace.call(0)
+
+    report = tracekit.replay(path, claims=["control", "recorded"])
+
+    assert report.find("control", "trace").status is tracekit.Status.BOUNDED
+    again = report.find("recorded", "transformers")
+    here = executed(call.provenance.executed.kernel)
+    if call.provenance.executed.differences(here):
+        assert again.status is tracekit.Status.NOT_RUN
+        assert "another kernel would run" in again.reason
+    else:
+        assert again.status is tracekit.Status.HELD
+        assert again.control == "twin-recorded refuted"
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)

@@ -14,12 +14,12 @@ TEXT = "# why\nno device\nwithout v4 | this machine does not run v4\n\n"
 @pytest.mark.parametrize(
     ("builds", "expected"),
     [
-        (["v4", "v3", "v1"], {"no device"}),
-        (["v3", "v1"], {"no device", "this machine does not run v4"}),
+        ({"v4", "v3"}, {"no device"}),
+        ({"v3"}, {"no device", "this machine does not run v4"}),
     ],
 )
 def test_conditions(builds, expected):
-    assert expected_here(TEXT, builds) == expected
+    assert expected_here(TEXT, builds.__contains__) == expected
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,24 @@ def test_exit_codes(statuses, named, code):
     assert exit_code([verdict(status) for status in statuses], frozenset(named)) == code
 
 
+def test_calls_left_out_count_for_a_named_claim_only():
+    part = Verdict("rows", "tka1", Status.HELD, "because", compared=SOME, left_out=1)
+    probed = Verdict("rows", "tka1", Status.OBSERVED_SAME, "because", compared=SOME, left_out=1)
+    named = frozenset({"rows"})
+    assert (exit_code([part]), exit_code([part], named), exit_code([probed], named)) == (0, 4, 0)
+
+
 def test_an_error_survives_pickling_with_its_facts():
     import pickle
 
     error = pickle.loads(pickle.dumps(ProviderFailed("it died.", rule="P-DIED", signal=11)))
     assert (str(error), error.rule, error.fields) == ("it died.", "P-DIED", {"signal": 11})
+
+
+def test_json_has_words_for_what_it_cannot_say():
+    import json
+
+    place = Place("r", 0, 0, 0, None, "lse", "0xff800000", "0x7fc00000", float("-inf"), float("nan"))
+    told = Verdict("rows", "tka1", Status.REFUTED, "because", compared=SOME, first=place).to_dict()
+    again = json.loads(json.dumps(told, allow_nan=False))
+    assert (again["first"]["expected"], again["first"]["actual"]) == ("-inf", "nan")

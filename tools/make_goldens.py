@@ -86,6 +86,7 @@ def make(golden: Golden, folder: Path) -> list[Path]:
             layers=golden.layers,
             steps=golden.steps,
             forced=forced,
+            force=True,
         )
         # The second kernel reads what the first one chose, whatever it would have chosen itself.
         longest = max(map(len, summary.generated))

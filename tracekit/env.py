@@ -16,6 +16,10 @@ KNOWN = {
 }
 
 
+LONGEST = 1_000_000
+"""Seconds, eleven days: a wait is counted in milliseconds of 31 bits."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The environment, parsed."""
@@ -48,10 +52,33 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
         if "TRACEKIT_CACHE" in environ
         else home / "tracekit",
-        threads=int(_positive(environ, "TRACEKIT_THREADS", len(os.sched_getaffinity(0)), whole=True)),
+        threads=int(_positive(environ, "TRACEKIT_THREADS", _cores(), whole=True)),
         isa=isa,
-        timeout=_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False),
+        timeout=check_timeout(_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False), "TRACEKIT_TIMEOUT"),
     )
+
+
+def _cores() -> int:
+    """Return the cores that this process may use; macOS tells only how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_timeout(seconds: float, name: str) -> float:
+    """Return a limit of time that the operating system can wait for.
+
+    Raises:
+        UsageError: `V-NUMBER`, it is no number above 0 and up to `LONGEST`.
+    """
+    if not 0 < seconds <= LONGEST:
+        raise UsageError(
+            f"{name} is {seconds:g}; it must be a number of seconds above 0 and up to {LONGEST:,}.",
+            rule="V-NUMBER",
+            name=name,
+            value=str(seconds),
+        )
+    return seconds
 
 
 def _positive(environ: Mapping[str, str], name: str, default: float, *, whole: bool) -> float:

@@ -70,6 +70,14 @@ class TraceMissing(TracekitError, FileNotFoundError):
     """There is no file at the path."""
 
 
+class TraceUnreadable(TracekitError, OSError):
+    """The system does not give the bytes of a file, or it is no file at all."""
+
+
+class TraceUnwritable(TracekitError, OSError):
+    """The disk or the folder does not take a file."""
+
+
 class TraceCorrupt(TracekitError, ValueError):
     """A file breaks a rule of docs/format.md."""
 

@@ -67,9 +67,12 @@ class Golden:
         for verdict in report.verdicts:
             self.tell(f"tracekit {verdict.provider} {verdict.claim}", verdict.status.value)
         lines = [
-            f"{verdict.provider} {verdict.claim}: {verdict.status.value}: {'; '.join(verdict_lines(verdict))}"
+            "\n    ".join(
+                [f"{verdict.provider} {verdict.claim}: {verdict.status.value}", *verdict_lines(verdict)]
+            )
             for verdict in report.verdicts
         ]
+        lines += [str(error["message"]) for error in report.errors]
         lines.append(summary(report.verdicts, report.exit_code))
         if self.details:
             print("\n".join(lines))

@@ -1,7 +1,8 @@
 """Claims, statuses, verdicts and exit codes: what is said after a comparison, and nothing more."""
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -61,6 +62,14 @@ class Place:
     actual: float
     ulps: int | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types; JSON has no NaN and no infinity, so those are words."""
+        record = asdict(self)
+        for name in ("expected", "actual"):
+            if not math.isfinite(record[name]):
+                record[name] = str(record[name])
+        return record
+
 
 @dataclass(frozen=True)
 class Differences:
@@ -78,6 +87,8 @@ class Differences:
 @dataclass(frozen=True)
 class Verdict:
     """One claim about one kernel on one trace.
+
+    `left_out` counts the selected calls on which the claim was not run.
 
     Raises:
         ValueError: the status speaks of compared elements, but none were compared.
@@ -98,6 +109,7 @@ class Verdict:
     next_command: str = ""
     seed: int = 0
     executed: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         if self.status in EVIDENCE and self.compared.elements == 0:
@@ -111,9 +123,8 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        from dataclasses import asdict
-
         record = asdict(self)
+        record["first"] = None if self.first is None else self.first.to_dict()
         record["status"] = self.status.value
         record["differences"]["ulps"] = dict(self.differences.ulps)
         return record
@@ -139,11 +150,18 @@ def worst(codes: Iterable[int]) -> int:
     return next((code for code in Exit.PRECEDENCE if code in seen), Exit.OK)
 
 
+def not_run(verdict: Verdict, named: frozenset[ClaimId]) -> bool:
+    """Whether a claim that was named was not run, or not on every selected call; a probe never counts."""
+    if verdict.claim not in named or verdict.status in PROBED:
+        return False
+    return verdict.status is Status.NOT_RUN or verdict.left_out > 0
+
+
 def exit_code(verdicts: Iterable[Verdict], named: frozenset[ClaimId] = frozenset()) -> int:
     """Return the exit code of a set of verdicts; `named` are the claims given on the command line.
 
-    A claim that was named and not run is 4; one that was not named and not run is only shown. If no
-    claim was judged or probed at all, the answer is 5.
+    A claim that was named and not run on every selected call is 4; one that was not named and not run is only
+    shown. If no claim was judged or probed at all, the answer is 5.
     """
     verdicts = list(verdicts)
     codes = []
@@ -152,7 +170,7 @@ def exit_code(verdicts: Iterable[Verdict], named: frozenset[ClaimId] = frozenset
             codes.append(Exit.REFUTED)
         elif verdict.status is Status.INCONCLUSIVE:
             codes.append(Exit.INCONCLUSIVE)
-        elif verdict.status is Status.NOT_RUN and verdict.claim in named:
+        elif not_run(verdict, named):
             codes.append(Exit.NOT_RUN)
     if not any(verdict.status in EVIDENCE for verdict in verdicts):
         codes.append(Exit.NOTHING)

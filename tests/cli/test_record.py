@@ -21,6 +21,14 @@ def test_record_replay_inspect(tracekit_cli, tmp_path, attn):
         "tka1" if attn == "tracekit" else f"transformers.{attn}"
     }
     assert facts["content_digest"] == told["content_digest"]
+    assert facts["notes"] == {
+        "driver": "run_transformers",
+        "attention": attn,
+        "prompts": "2",
+        "max_new_tokens": "3",
+        "decoding": "greedy",
+    }
+    assert f"attention {attn}, " in tracekit_cli("inspect", out).out
     assert tracekit_cli("verify", out).code == 0
     assert tracekit_cli("replay", out, "--claim", "recorded,control").code == 0
 
@@ -36,7 +44,7 @@ def test_only_some_layers(tracekit_cli, tmp_path):
 def test_inspect_in_words(tracekit_cli, prefill):
     done = tracekit_cli("inspect", prefill, "--calls")
     assert done.code == 0
-    for word in ("transformers.sdpa", "prefill", "hooks expected", "derived"):
+    for word in ("transformers.sdpa", "prefill", "hooks expected", "derived", "consumed"):
         assert word in done.out
 
 

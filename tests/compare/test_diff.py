@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.compare.alignment import align, common_prefix
+from tracekit.compare.alignment import align, common_prefix, related
 from tracekit.compare.diff import Diff, compare_traces
 from tracekit.model import (
     AttentionCall,
     Bits,
+    DType,
     KVFamily,
     KVRows,
     Lists,
@@ -83,7 +84,7 @@ def found(base: AttentionCall, target: AttentionCall) -> Diff:
 def test_a_trace_equals_itself(call):
     diff = found(call, call)
     assert (diff.exit_code, diff.first) == (Exit.OK, None)
-    assert {part.verdict for part in diff.parts} == {"equal"}
+    assert {part.tensor: part.verdict for part in diff.parts if part.verdict != "equal"} == {"sink": "absent"}
 
 
 def test_rows_in_another_order_are_the_same_trace(call):
@@ -116,6 +117,96 @@ def test_one_bit_of_the_cache_is_found(call, tensor):
     diff = found(call, call.with_kv({**call.kv, key: {KVFamily.DENSE: changed}}))
     assert diff.first is not None
     assert (diff.first.tensor, diff.first.place.position) == (tensor, 1)
+
+
+def test_a_cache_row_overwritten_between_two_steps_is_named(call):
+    """ROCm/ATOM #1417: the row was right when it was first read and another request's later."""
+    later = replace(
+        call, step=1, rows=shifted(call.rows, 5), conventions=replace(call.conventions, causal=False)
+    )
+    key = call.rows.requests[0]
+    rows = later.kv[key][KVFamily.DENSE]
+    spoiled = later.with_kv(
+        {**later.kv, key: {KVFamily.DENSE: KVRows(flipped(rows.keys, (2, 1, 0)), rows.values)}}
+    )
+    base = trace(call)
+    sides = [
+        Memory((*base.calls, _named_as(base.calls[0], step)), _longer(base.recording))
+        for step in (later, spoiled)
+    ]
+    diff = compare_traces(*sides)
+    assert diff.first is not None
+    assert (diff.first.tensor, diff.first.place.position) == ("keys", 2)
+
+
+def shifted(rows: Rows, by: int) -> Rows:
+    return Rows(rows.requests, rows.request, rows.positions + by, rows.token_ids)
+
+
+def _named_as(first: AttentionCall, later: AttentionCall) -> AttentionCall:
+    rows = Rows(first.rows.requests, later.rows.request, later.rows.positions, later.rows.token_ids)
+    return replace(later, rows=rows, kv=dict(zip(first.rows.requests, later.kv.values(), strict=True)))
+
+
+def _longer(recording: Recording) -> Recording:
+    """The same requests, five generated tokens longer."""
+    return Recording(
+        requests=tuple(
+            Request(r.key, np.concatenate([r.token_ids, np.zeros(10, np.int64)]), r.prompt_length)
+            for r in recording.requests
+        )
+    )
+
+
+def test_an_output_of_one_request_only_does_not_hide_what_differs(call):
+    other = replace(call, out=replace(call.out, bits=flipped(call.out.bits, (0, 0, 0))))
+    assert found(call, other).exit_code == Exit.REFUTED
+
+
+def test_a_derived_row_does_not_hide_an_executed_one(call):
+    """Layer 0 has two calls; one is derived, the other differs in one bit."""
+    first, second = (call.take(np.flatnonzero(call.rows.request == r)) for r in (0, 1))
+    derived = replace(second, out=replace(second.out, origin=Origin.DERIVED))
+    changed = replace(first, out=replace(first.out, bits=flipped(first.out.bits, (1, 1, 1))))
+    recording = trace(call).recording
+    base, target = (Memory((one, derived), recording) for one in (first, changed))
+    diff = compare_traces(base, target)
+    assert (diff.exit_code, diff.first.tensor) == (Exit.REFUTED, "out")
+    assert compare_traces(base, base).exit_code == Exit.INCONCLUSIVE
+
+
+def test_every_launch_is_asked_for_its_conventions_and_sink(call):
+    first, second = (call.take(np.flatnonzero(call.rows.request == r)) for r in (0, 1))
+    recording = trace(call).recording
+    base = Memory((first, second), recording)
+    scaled = replace(second, conventions=replace(second.conventions, scale_bits=0x3F800000))
+    sunk = replace(second, sink=Bits(np.zeros(4, np.uint32), DType.FLOAT32))
+    for other, tensor in ((scaled, "conventions"), (sunk, "sink")):
+        diff = compare_traces(base, Memory((first, other), recording))
+        assert (diff.exit_code, diff.first.tensor) == (Exit.REFUTED, tensor)
+
+
+def test_a_recompute_with_other_bits_is_a_difference(call):
+    again = replace(call, step=1, out=replace(call.out, bits=flipped(call.out.bits, (4, 0, 2))))
+    recording = trace(call).recording
+    diff = compare_traces(Memory((call,), recording), Memory((call, again), recording))
+    assert (diff.exit_code, diff.first.tensor) == (Exit.REFUTED, "out")
+    assert compare_traces(Memory((call,), recording), Memory((call, call), recording)).exit_code == Exit.OK
+
+
+def test_another_dtype_is_a_difference_not_a_gap(call):
+    half = _named(dense_call(lengths=(5, 3), dtype=DType.FLOAT16))
+    diff = found(call, record(half, Oracle()))
+    assert diff.first is not None
+    assert diff.first.tensor == "q"
+    assert "float16" in diff.first.reason
+
+
+def test_a_layer_without_an_output_is_not_equal(call):
+    """One layer equal, one not comparable: the traces are not equal."""
+    bare = replace(call, layer=1, out=None)
+    diff = compare_traces(trace(call, bare), trace(call, bare))
+    assert diff.exit_code == Exit.INCONCLUSIVE
 
 
 def test_the_first_divergence_follows_the_data_not_the_size(call):
@@ -194,4 +285,8 @@ def test_alignment_is_one_to_one_and_by_content(base, target):
         assert pair.tokens == common_prefix(by_key[0][pair.base], by_key[1][pair.target]) > 0
     lone = [r for r in ours if r.key not in {pair.base for pair in pairs}]
     free = [r for r in theirs if r.key not in {pair.target for pair in pairs}]
-    assert not any(common_prefix(a, b) for a in lone for b in free)
+    assert not any(related(a, b) for a in lone for b in free)
+
+
+def test_a_common_first_token_relates_nobody():
+    assert align([request([1, 2, 3, 4])], [request([1, 9, 9, 9])]) == []

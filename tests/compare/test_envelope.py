@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.compare.kernels import attention
 from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
 from tracekit.model import Bits, Conventions, DType, EmptyLse, KVFamily, LseBase, Ranges, Selection
-from tracekit.providers.oracle import Oracle, reference
+from tracekit.providers.oracle import reference
 from tracekit.testing import dense_call, sparse_call
 from tracekit.testing.strategies import DTYPES, calls, scaled
 
@@ -41,7 +41,7 @@ def test_an_error_of_twice_the_bound_is_outside(call, data):
     bound = envelope(call, Roundings(probability=DType.BFLOAT16))
     where = tuple(data.draw(st.integers(0, n - 1)) for n in bound.out.shape)
     sign = data.draw(st.sampled_from([-1.0, 1.0]))
-    planted = Oracle().reference(call).out.astype(np.float32)
+    planted = reference(call).out.astype(np.float32)
     planted[where] = bound.out[where] + sign * 2 * bound.out_radius[where]
     # Rounding to the dtype of O may bring the planted error nearer, so round away from the exact value.
     out = _away(Bits.from_float32(planted, call.dtype), bound.out, where, 2 * bound.out_radius[where], sign)
@@ -68,13 +68,55 @@ def test_an_lse_error_of_twice_the_bound_is_outside(call, data):
     bound = envelope(call, Roundings())
     where = tuple(data.draw(st.integers(0, n - 1)) for n in bound.lse.shape)
     lse = bound.lse.copy()
+    assume(bound.lse_radius[where] > 0)  # a row without keys has none
     lse[where] += 2.5 * bound.lse_radius[where]
-    if not bound.lse_radius[where]:
-        return
 
     found = compare_envelope(call, bound, None, Bits.from_float32(lse.astype(np.float32), DType.FLOAT32))
 
     assert found.outside.differences.elements == 1
+
+
+def test_each_rescaling_may_carry_an_exponential_of_its_own_error():
+    """Scores that rise by little: every key is a new maximum, and each factor is 8 units too large."""
+    call = scaled(dense_call(lengths=(400,), new=(1,), heads=2, seed=1), 0.001)
+    bound = envelope(call, Roundings())
+    keys = next(iter(call.kv.values()))[KVFamily.DENSE].keys.to_float64()  # [N, Hkv, D]
+    x = np.sort(call.conventions.scale * np.einsum("hd,nhd->hn", call.q.to_float64()[0], keys), axis=1)
+    rescaled = (1 + 8 * 2.0**-24) ** np.arange(400)[::-1]
+    lse = np.log((np.exp(x) * rescaled).sum(axis=1))[None]
+
+    found = compare_envelope(call, bound, None, Bits.from_float32(lse.astype(np.float32), DType.FLOAT32))
+
+    assert found.outside.first is None
+
+
+def _one_key_under_a_sink(sink):
+    call = scaled(dense_call(lengths=(1,), sink=True, seed=1), 0.1)
+    return replace(call, sink=Bits.from_float32(np.full(call.num_heads, sink, np.float32), DType.FLOAT32))
+
+
+def test_an_lse_that_counts_a_large_sink_may_be_off_by_roundings_of_the_sink():
+    call = _one_key_under_a_sink(80.0)
+    counted = replace(NATURAL, sink_in_lse=True)
+    data = Bits.from_float32(np.full((1, 4), 80.0, np.float32), DType.FLOAT32).data + 3  # 3 ULP
+
+    found = compare_envelope(call, envelope(call, Roundings()), None, Bits(data, DType.FLOAT32), counted)
+
+    assert found.inside.compared.elements == 4
+    assert found.outside.first is None
+    far = Bits(data + 20, DType.FLOAT32)
+    assert compare_envelope(call, envelope(call, Roundings()), None, far, counted).outside.first is not None
+
+
+def test_weights_that_underflow_below_the_sink_are_not_judged():
+    """A kernel whose maximum counts the sink may lose every key: its LSE is -inf."""
+    call = _one_key_under_a_sink(100.0)
+    lse = Bits.from_float32(np.full((1, 4), -np.inf, np.float32), DType.FLOAT32)
+
+    found = compare_envelope(call, envelope(call, Roundings()), None, lse)
+
+    assert found.outside.first is None
+    assert found.skipped == 1
 
 
 def test_one_ulp_of_bf16_is_inside_and_shown():
@@ -155,8 +197,8 @@ def test_scores_too_large_for_their_dtype_have_no_bound():
 class TestDiagnosis:
     call = sparse_call(lengths=(20,), seed=2)
     bound = envelope(call, Roundings())
-    lse = Oracle().reference(call).lse
-    with_sink = Oracle().reference(call).lse_with_sink
+    lse = reference(call).lse
+    with_sink = reference(call).lse_with_sink
 
     def named(self, lse, out=None, declared=NATURAL):
         bits = Bits.from_float32(lse.astype(np.float32), DType.FLOAT32)

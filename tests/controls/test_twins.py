@@ -9,11 +9,14 @@ import tracekit.controls
 from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
 from tracekit.controls.base import Correct, Twin
 from tracekit.controls.base_two import BaseTwo
+from tracekit.controls.company import LongCompany
+from tracekit.controls.requests import TableByBatchIndex
 from tracekit.controls.sink_dropped import SinkDropped
 from tracekit.controls.sink_twice import SinkTwice
 from tracekit.model import Conventions, DType
 from tracekit.providers.base import Launch
 from tracekit.relations import claims, relation
+from tracekit.relations.arrange import foreign, join
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
 BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode")
@@ -48,6 +51,31 @@ def test_a_twin_is_refuted_by_its_own_claim_and_by_no_unrelated_one(fault, claim
         assert refuted
     elif claim not in SPREADS[fault]:
         assert not refuted
+
+
+@pytest.mark.parametrize("claim", ["solo", "subbatch", "rows", "requests"])
+def test_a_decode_beside_a_long_request_is_seen_by_subbatch_alone(claim):
+    """vLLM #51902: nothing but a companion of another kind shows it."""
+    judge = Judge()
+    judge.relation = relation(claim)
+    for call in (
+        dense_call(lengths=(18, 7, 9), new=(1, 1, 1), seed=2),
+        sparse_call(lengths=(40, 33), new=(1, 1), seed=4),
+    ):
+        refuted = judge._judge(LongCompany(), call).first is not None
+        assert refuted == (claim == "subbatch")
+
+
+@pytest.mark.parametrize("new", [(1,), None])
+def test_requests_refutes_its_twin_on_equal_prompts(new):
+    """Equal prompts hold equal KV: reading the KV of another request alone would change no bit."""
+    call = dense_call(lengths=(9,), new=new, seed=3)
+    equal = join([call, foreign(call)])
+    judge = Judge()
+    judge.relation = relation("requests")
+
+    assert judge._judge(TableByBatchIndex(), equal).first is not None
+    assert judge._judge(Correct(), equal).first is None
 
 
 def test_every_claim_has_its_twin_with_a_fault_in_words():

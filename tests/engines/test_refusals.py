@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from tracekit.engines import transformers as engine
-from tracekit.engines.driver import greedy, run_transformers
+from tracekit.engines.driver import cache_argument, greedy, run_transformers
+from tracekit.engines.models import load_model
 from tracekit.errors import InvalidCall, NothingSelected, Unavailable, Unsupported, UsageError
+from tracekit.model import KVFamily
 from tracekit.recorder.api import CaptureIncomplete, record
 
 
@@ -85,7 +87,7 @@ def test_a_cache_that_was_filled_before(qwen3, recorded, prompt):
     with torch.no_grad():
         cache = qwen3(torch.tensor([prompt(5)]), use_cache=True).past_key_values
     with pytest.raises(Unsupported, match="begin the recording before the prefill"):
-        recorded(qwen3, lambda m: m(torch.tensor([[7]]), cache=cache))
+        recorded(qwen3, lambda m: m(torch.tensor([[7]]), **{cache_argument(m): cache}))
 
 
 def test_packed_sequences(qwen3, recorded):
@@ -99,11 +101,39 @@ def test_a_cropped_cache(qwen3, recorded, prompt):
         with torch.no_grad():
             cache = model(torch.tensor([prompt(6)]), use_cache=True).past_key_values
             cache.crop(-2)
-            model(torch.tensor([[9]]), cache=cache)
+            model(torch.tensor([[9]]), **{cache_argument(model): cache})
 
     with pytest.warns(CaptureIncomplete, match="cropped, reordered or filled elsewhere"):
         got = recorded(qwen3, crop)
     assert [line.complete for line in got.recording.ledger] == [True, False]
+
+
+def tokens_of(model, rows):
+    """The token of each KV row of layer 0, whose value is a function of the token alone."""
+    layer = model.model.layers[0]
+    with torch.no_grad():
+        hidden = layer.input_layernorm(model.model.embed_tokens.weight)
+        table = layer.self_attn.v_proj(hidden).float().numpy()
+    values = rows.values.to_float32().reshape(rows.count, -1)
+    return [int(np.abs(table - value).sum(1).argmin()) for value in values]
+
+
+def test_a_cache_that_is_reordered(qwen3, recorded, prompt):
+    """Beam search moves rows between places: a kept call stands only under tokens that made its KV."""
+    options = {"num_beams": 3, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    ids = torch.tensor([prompt(6)])
+    with pytest.warns(CaptureIncomplete, match=r"KV row \d+ of request \d changed .*beam search"):
+        got = recorded(qwen3, lambda m: m.generate(ids, pad_token_id=0, **options))
+
+    ledger = got.recording.ledger
+    first = next(line.step for line in ledger if line.cut)
+    assert 0 < first < len(ledger) - 1
+    assert all(line.complete for line in ledger[:first])
+    assert all(line.cut and line.recorded == 0 for line in ledger[first:])
+    assert {call.step for call in got.calls} == set(range(first))
+    for request in got.recording.requests:
+        rows = got.at(layer=0, step=first - 1).kv[request.key][KVFamily.DENSE]
+        assert tokens_of(qwen3, rows) == request.token_ids[: rows.count].tolist()
 
 
 def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
@@ -111,7 +141,7 @@ def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
 
     cache = StaticCache(config=qwen3.config, max_cache_len=32)
     with torch.no_grad(), pytest.raises(Unsupported, match=r"is a StaticLayer.*pass a DynamicCache"):
-        recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), cache=cache))
+        recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), **{cache_argument(m): cache}))
 
 
 def test_mixed_dtypes(qwen3, recorded, prompt, monkeypatch):
@@ -175,6 +205,23 @@ def test_the_driver_names_what_is_wrong(arguments, kind, match, tmp_path):
         run_transformers(
             **({"model": "tiny-qwen3", "prompts": [[5, 6]], "out": tmp_path / "x.h5"} | arguments)
         )
+
+
+@pytest.mark.parametrize("implementation", [None, "sdpa"])
+def test_a_checkpoint_that_transformers_does_not_know(tmp_path, implementation):
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(UsageError, match=r"does not load .*nonsense") as error:
+        load_model(str(tmp_path), implementation)
+    assert error.value.rule == "E-CHECKPOINT"
+    assert "None" not in str(error.value)
+
+
+def test_an_attention_that_the_model_does_not_take():
+    with pytest.raises(
+        UsageError, match=r"tiny-gpt-oss does not run with attention sdpa: .*Try eager"
+    ) as error:
+        load_model("tiny-gpt-oss", "sdpa")
+    assert error.value.rule == "E-IMPLEMENTATION"
 
 
 def test_an_engine_that_is_not_known():

@@ -23,7 +23,8 @@ def good(path: Path) -> None:
     keys = held.keys.data.copy()
     keys[2] ^= 1
     changed = {**first.kv, KEYS[0]: {KVFamily.DENSE: KVRows(Bits(keys, held.keys.dtype), held.values)}}
-    write_trace(path, recording(), [first, replace(first, kv=changed, launch=None, step=1)])
+    calls = [first, replace(first, kv=changed, launch=None, step=1)]
+    write_trace(path, recording(calls), calls)
 
 
 def good_indexer(path: Path) -> None:

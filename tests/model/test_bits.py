@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tracekit.errors import InvalidCall
 from tracekit.model import Bits, DType
+from tracekit.recorder.tensors import as_bits
 
 SMALL = [DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2]
 
@@ -89,11 +90,21 @@ def test_the_two_zeros_differ_and_a_nan_equals_itself():
     assert not nan.same(Bits(np.array([0x7FC0], np.uint16), DType.BFLOAT16))
 
 
-def test_bits_are_read_only_even_through_the_array_given():
+def test_bits_are_a_read_only_view_and_so_are_their_parts():
     source = np.zeros(3, np.uint16)
     bits = Bits(source, DType.BFLOAT16)
-    with pytest.raises(ValueError, match="read-only"):
-        bits.data[0] = 1
+    for view in (bits, bits.part(slice(1))):
+        assert np.shares_memory(view.data, source)
+        with pytest.raises(ValueError, match="read-only"):
+            view.data[0] = 1
+
+
+@pytest.mark.parametrize("kind", [np.asarray, lambda array: Bits(array.view(np.uint32), DType.FLOAT32)])
+def test_arrays_of_others_are_copied_where_they_come_in(kind):
+    source = np.zeros(3, np.float32)
+    bits = as_bits(kind(source), "q")
+    source[:] = 7
+    assert not bits.data.any()
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.randoms())

@@ -12,6 +12,7 @@ from tracekit.model import (
     Conventions,
     DType,
     ExecutedIdentity,
+    Gradients,
     IndexerCall,
     KVFamily,
     KVRows,
@@ -26,6 +27,7 @@ from tracekit.model import (
     RequestKey,
     Rows,
     Selection,
+    StepRecord,
     scale_to_bits,
 )
 
@@ -92,11 +94,72 @@ BROKEN = {
     "M-CALL-SINK": lambda: call(sink=zeros(4)),
     "M-CALL-OUT": lambda: call(out=Output(zeros(3, 4, 9), Origin.EXECUTED)),
     "M-CALL-LSE": lambda: call(lse=Output(zeros(3, 4), Origin.DERIVED)),
+    "M-CALL-NUMBER": lambda: call(step=-1),
+    "M-CALL-GRADS": lambda: call(grads=Gradients(zeros(3, 4, 9))),
+    "M-SEL-WINDOW": lambda: call(conventions=Conventions(scale_to_bits(0.25), window=2)),
     "M-LAUNCH-SLOTS": lambda: LaunchPlan("k", np.array([0, 0]), 4),
+    "M-LAUNCH-PAGES": lambda: paged([3, -1]),
+    "M-LAUNCH-SEQUENCES": lambda: packed([0, 3, 2]),
+    "M-LEDGER": lambda: StepRecord(0, 2, 2, 2, 1),
     "M-REQUEST": lambda: Request(KEY, np.array([1, 2, 3]), 2),
     "M-INDEX-SHAPE": lambda: indexer(weights=zeros(3, 5)),
     "M-INDEX-K": lambda: indexer(k=1),
 }
+
+
+def paged(table, dtype=np.int32, page_size=16, tables=1) -> LaunchPlan:
+    return LaunchPlan(
+        "k", np.arange(3), 4, page_size=page_size, block_tables=(np.array(table, dtype),) * tables
+    )
+
+
+def packed(starts, dtype=np.int32) -> LaunchPlan:
+    return LaunchPlan("k", np.arange(3), 4, cu_seqlens=np.array(starts, dtype))
+
+
+def grads(**changes) -> Gradients:
+    whole = Gradients(
+        zeros(3, 4, 8),
+        zeros(3, 4, 8, dtype=DType.FLOAT32),
+        {KEY: {KVFamily.DENSE: KVRows(zeros(3, 2, 8), zeros(3, 2, 8))}},
+        zeros(4, dtype=DType.FLOAT32),
+    )
+    return replace(whole, **changes)
+
+
+MORE = [
+    ("M-CALL-NUMBER", lambda: call(layer=-1)),
+    ("M-CALL-NUMBER", lambda: call(rank=-1)),
+    ("M-CALL-GRADS", lambda: call(grads=grads(d_out=zeros(3, 4, 8, dtype=DType.FLOAT8_E5M2)))),
+    ("M-CALL-GRADS", lambda: call(grads=grads(d_q=zeros(2, 4, 8)))),
+    ("M-CALL-GRADS", lambda: call(grads=grads(d_sink=zeros(4)))),
+    ("M-CALL-GRADS", lambda: call(grads=grads(d_sink=zeros(5, dtype=DType.FLOAT32)))),
+    ("M-CALL-GRADS", lambda: call(grads=grads(d_kv={OTHER: grads().d_kv[KEY]}))),
+    ("M-CALL-GRADS", lambda: call(grads=grads(d_kv={KEY: {KVFamily.DENSE: KVRows(zeros(2, 2, 8), None)}}))),
+    ("M-SEL-WINDOW", lambda: call(
+        conventions=Conventions(scale_to_bits(0.25), window=2),
+        selection=dense(Lists.of([np.array([0]), np.array([1, 0]), np.array([2, 0])])),
+    )),
+    ("M-LAUNCH-SLOTS", lambda: LaunchPlan("k", np.arange(3), 4, head_padding=-1)),
+    ("M-LAUNCH-PAGES", lambda: paged([3, 1], np.int64)),
+    ("M-LAUNCH-PAGES", lambda: paged([[3, 1]])),
+    ("M-LAUNCH-PAGES", lambda: paged([3, 1], page_size=None)),
+    ("M-LAUNCH-PAGES", lambda: paged([3, 1], page_size=0)),
+    ("M-LAUNCH-PAGES", lambda: call(launch=paged([3, 1], tables=2))),
+    ("M-LAUNCH-SEQUENCES", lambda: packed([0, 3], np.int64)),
+    ("M-LAUNCH-SEQUENCES", lambda: packed([1, 3])),
+    ("M-LAUNCH-SEQUENCES", lambda: packed([0, 5])),
+    ("M-LAUNCH-SEQUENCES", lambda: call(launch=packed([0, 1, 3]))),
+    ("M-LEDGER", lambda: StepRecord(-1, 0, 0, 0, 0)),
+    ("M-LEDGER", lambda: StepRecord(0, 2, 2, -1, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "broken"), MORE)
+def test_each_part_of_a_rule(rule, broken):
+    with pytest.raises(InvalidCall) as caught:
+        broken()
+    assert caught.value.rule == rule
 
 
 def indexer(**changes) -> IndexerCall:
@@ -125,6 +188,9 @@ def test_broken_noun_is_refused_by_its_rule(rule):
 
 def test_the_sound_nouns_are_not_refused():
     assert call().num_rows == 3
+    assert call(grads=grads(), launch=paged([3, 1])).grads is not None
+    assert call(launch=packed([0, 3]), conventions=Conventions(scale_to_bits(0.25), window=3)).num_rows == 3
+    assert StepRecord(0, 2, 3, 2, 1).step == 0
     assert indexer().top_k.rows == 3
 
 

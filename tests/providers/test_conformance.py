@@ -26,3 +26,9 @@ class TestTorchFlashCpu(ProviderSuite):
     def provider(self) -> Provider:
         pytest.importorskip("torch")
         return create("torch-flash-cpu")
+
+
+class TestTransformers(ProviderSuite):
+    def provider(self) -> Provider:
+        pytest.importorskip("transformers")
+        return create("transformers")

@@ -47,10 +47,16 @@ def test_threads_are_given_back():
     assert torch.get_num_threads() == before
 
 
-def test_a_row_in_another_company_has_other_bits():
-    """Not batch invariant (docs/findings.md): if this ever holds, the finding is out of date."""
+FOUND_IN = "2.13.0"
+"""The torch in which docs/findings.md saw it; another one may do better, and is reported, not failed."""
+
+
+def test_a_row_in_another_company_has_other_bits(record_property):
     kernel = create("torch-flash-cpu")
     call = dense_call(lengths=(64,), heads=4, kv_heads=4, head_dim=64, seed=11)
     (whole,) = kernel.run(Launch((call,))).tensors
     alone = kernel.run(Launch(tuple(call.take(np.array([t])) for t in range(64)))).tensors
-    assert not np.array_equal(whole.lse.data, np.concatenate([one.lse.data for one in alone]))
+    varies = not np.array_equal(whole.lse.data, np.concatenate([one.lse.data for one in alone]))
+
+    record_property(f"solo in torch {torch.__version__}", "varies" if varies else "same bits")
+    assert varies or not torch.__version__.startswith(FOUND_IN)

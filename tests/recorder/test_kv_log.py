@@ -1,14 +1,15 @@
 import numpy as np
+import pytest
 
 from tracekit.model import DType
-from tracekit.recorder.kv_log import KVLog
+from tracekit.recorder.kv_log import KVLog, RowChanged
 from tracekit.recorder.observation import Borrowed, SeenKV
 
 
-def seen(rows, first=0):
+def seen(rows, first=0, generation=0):
     """KV whose every element is its row's number; head-major, as engines keep it."""
     keys = np.broadcast_to(np.array(rows, np.uint16)[None, :, None], (2, len(rows), 4))
-    return SeenKV(Borrowed(keys, DType.BFLOAT16), Borrowed(keys + 1000, DType.BFLOAT16), first)
+    return SeenKV(Borrowed(keys, DType.BFLOAT16), Borrowed(keys + 1000, DType.BFLOAT16), first, generation)
 
 
 def content(extent):
@@ -19,7 +20,7 @@ def content(extent):
 
 def test_a_growing_cache_is_one_log():
     log = KVLog()
-    extents = [log.observe(seen(range(n)))[0] for n in (3, 4, 200)]
+    extents = [log.observe(seen(range(n))) for n in (3, 4, 200)]
 
     assert [content(e) for e in extents] == [(0, list(range(n))) for n in (3, 4, 200)]
     assert all(np.shares_memory(extents[-1].rows().keys.data, e.rows().keys.data) for e in extents)
@@ -28,21 +29,31 @@ def test_a_growing_cache_is_one_log():
 
 def test_a_sliding_cache_continues_the_log():
     log = KVLog()
-    first, _ = log.observe(seen(range(20)))
-    later, changed = log.observe(seen(range(13, 24), first=13))
+    first = log.observe(seen(range(20)))
+    later = log.observe(seen(range(13, 24), first=13))
 
-    assert changed is None
     assert content(first) == (0, list(range(20)))
     assert content(later) == (13, list(range(13, 24)))
     assert np.shares_memory(first.rows().keys.data, later.rows().keys.data)
 
 
-def test_changed_rows_start_the_next_generation():
+def test_changed_rows_are_refused_and_the_log_stays():
     log = KVLog()
-    before, _ = log.observe(seen([0, 1, 2, 3]))
-    after, changed = log.observe(seen([0, 1, 9, 3, 4]))
+    before = log.observe(seen([0, 1, 2, 3]))
+    with pytest.raises(RowChanged) as changed:
+        log.observe(seen([0, 1, 9, 3, 4]))
+    later = log.observe(seen([0, 1, 2, 3, 4]))
 
-    assert changed == 2
+    assert changed.value.row == 2
+    assert content(before) == (0, [0, 1, 2, 3])
+    assert content(later) == (0, [0, 1, 2, 3, 4])
+
+
+def test_a_new_generation_starts_a_new_log():
+    log = KVLog()
+    before = log.observe(seen([0, 1, 2, 3]))
+    after = log.observe(seen([0, 1, 9, 3, 4], generation=1))
+
     assert content(before) == (0, [0, 1, 2, 3])
     assert content(after) == (0, [0, 1, 9, 3, 4])
     assert (before.rows().generation, after.rows().generation) == (0, 1)
@@ -51,16 +62,15 @@ def test_changed_rows_start_the_next_generation():
 def test_a_gap_starts_a_log_of_the_same_generation():
     log = KVLog()
     log.observe(seen(range(4)))
-    later, changed = log.observe(seen(range(30, 34), first=30))
+    later = log.observe(seen(range(30, 34), first=30))
 
-    assert changed is None
     assert content(later) == (30, [30, 31, 32, 33])
     assert later.rows().generation == 0
 
 
 def test_the_log_owns_its_rows():
     keys = np.zeros((1, 2, 4), np.uint16)
-    extent, _ = KVLog().observe(SeenKV(Borrowed(keys, DType.BFLOAT16), None))
+    extent = KVLog().observe(SeenKV(Borrowed(keys, DType.BFLOAT16), None))
     keys[:] = 7
 
     assert not extent.rows().keys.data.any()

@@ -11,6 +11,7 @@ from tracekit.errors import UsageError
 from tracekit.model import Mode
 from tracekit.relations import claims, registry, relation
 from tracekit.relations.arrange import orders
+from tracekit.relations.company import LAUNCHES, in_company
 from tracekit.testing import dense_call
 from tracekit.testing.strategies import calls
 
@@ -78,13 +79,31 @@ def test_subbatch_crosses_thresholds_both_ways():
         "batches of 2": [2, 2, 2],
         "batches of 3": [3, 3],
         "batches of 4": [4, 2],
-        "1 rows added": [7],
+        "1 row added": [7],
         "2 rows added": [8],
         "10 rows added": [16],
         "11 rows added": [17],
         "26 rows added": [32],
         "27 rows added": [33],
+        "companions of 2 and 11 rows (as in vLLM #51902)": [19],
+        "companions of 17 and 65 rows": [88],
     }
+
+
+@settings(deadline=None, max_examples=40)
+@given(calls())
+def test_company_is_a_prefill_over_shorter_and_over_longer_kv(call):
+    longest = max(rows.end * family.ratio for kv in call.kv.values() for family, rows in kv.items())
+    for number, (_, after, before) in enumerate(LAUNCHES):
+        (_, launch), *_ = list(in_company(call))[number:]
+        added = {key: kv for key, kv in launch.kv.items() if key not in call.kv}
+        rows = [int((launch.rows.request == i).sum()) for i in range(len(launch.rows.requests))]
+        assert [rows[0], rows[-1]] == [after, before]
+        ends = [max(rows.end * family.ratio for family, rows in kv.items()) for kv in added.values()]
+        assert ends[0] >= longest + after - 3  # a compressed row waits for its last token
+        assert before <= ends[1] <= before + 4
+        assert (launch.selection.counts()[:after] > 0).all()
+        assert (launch.selection.counts()[-before:] > 0).all()
 
 
 def test_requests_move_as_blocks():

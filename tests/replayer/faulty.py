@@ -2,12 +2,14 @@
 
 import os
 import signal
+import stat
+import struct
 import threading
 from dataclasses import replace
 
 from tracekit.controls.solo import SmallBatchKernel
-from tracekit.errors import Unavailable
-from tracekit.model import AttentionCall, Bits
+from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
+from tracekit.model import AttentionCall, Bits, ExecutedIdentity
 from tracekit.providers.base import Answer, Launch, Tensors
 from tracekit.providers.oracle import Oracle
 
@@ -78,6 +80,17 @@ class OneRowShort(Faulty):
         return Answer(tensors, answer.executed)
 
 
+class LosesLse(Oracle):
+    """Forgets the LSE of a launch of one row."""
+
+    id = "loses-lse"
+
+    def run(self, launch):
+        answer = super().run(launch)
+        tensors = tuple(Tensors(t.out, t.lse if len(t.out.data) > 1 else None) for t in answer.tensors)
+        return Answer(tensors, answer.executed)
+
+
 class FailsOnBaseline(Faulty):
     def run(self, launch):
         os._exit(9)
@@ -86,6 +99,21 @@ class FailsOnBaseline(Faulty):
 class NeedsPlan(Oracle):
     def capabilities(self):
         return replace(super().capabilities(), launch_plan=True)
+
+
+class PlanDecides(Oracle):
+    """Rounds otherwise on a recorded launch."""
+
+    id = "plan-decides"
+
+    def run(self, launch):
+        answer = super().run(launch)
+        odd = [int(call.launch is not None) for call in launch.calls]
+        tensors = tuple(
+            Tensors(Bits(t.out.data | t.out.data.dtype.type(one), t.out.dtype), t.lse)
+            for one, t in zip(odd, answer.tensors, strict=True)
+        )
+        return Answer(tensors, answer.executed)
 
 
 class CannotBeMade(Oracle):
@@ -107,3 +135,130 @@ def spoiled():
 
 def no_provider():
     return object()
+
+
+class SaysItIsMisnamed(Faulty):
+    def fail(self, call):
+        raise UsageError("no such tile.", rule="K-TILE")
+
+
+class SaysItIsMissing(Faulty):
+    def fail(self, call):
+        raise Unavailable("the device went away.", rule="K-GONE")
+
+
+class _Lost(ProviderFailed):
+    def __init__(self, code):
+        super().__init__(f"lost with code {code}.", rule="K-LOST", code=code, at=object())
+
+
+class RaisesItsOwn(Faulty):
+    def fail(self, call):
+        raise _Lost(5)
+
+
+class TalksForEver(Faulty):
+    def fail(self, call):
+        raise ValueError("x" * 100_000)
+
+
+class RefusesByRaising(Faulty):
+    def refuses(self, call):
+        raise Unsupported("not this shape", rule="K-SHAPE")
+
+
+class RefusesWithTrue(Faulty):
+    def refuses(self, call):
+        return True
+
+
+class RefusesWithList(Faulty):
+    def refuses(self, call):
+        return ["too large"]
+
+
+class NumberedId(Oracle):
+    id = 7
+
+
+class AdvertisesNothing(Oracle):
+    def advertised(self):
+        return None
+
+
+class OwnCapabilities(Oracle):
+    def capabilities(self):
+        return {"lse": True}
+
+
+class OddVersion(Faulty):
+    def run(self, launch):
+        answer = Oracle.run(self, launch)
+        return Answer(answer.tensors, ExecutedIdentity("odd", {"cuda": (12, 4)}))
+
+
+class _Text(str):
+    pass
+
+
+class OwnText(Faulty):
+    """Right, with texts of a class that only the child knows."""
+
+    def run(self, launch):
+        answer = Oracle.run(self, launch)
+        return Answer(answer.tensors, ExecutedIdentity(_Text("odd"), {_Text("cuda"): _Text("12.4")}))
+
+
+class HangsInTheOpen(Faulty):
+    """Keeps open the pipe that `PIPE_OF_THE_TEST` names, in itself and in a process that it starts."""
+
+    def fail(self, call):
+        pipe = os.open(os.environ["PIPE_OF_THE_TEST"], os.O_WRONLY)
+        if not os.fork():
+            signal.pause()
+            os._exit(0)
+        os.write(pipe, b"hangs")
+        signal.pause()
+
+
+class HangsAlone(Faulty):
+    """As above, in itself only."""
+
+    def fail(self, call):
+        os.write(os.open(os.environ["PIPE_OF_THE_TEST"], os.O_WRONLY), b"hangs")
+        signal.pause()
+
+
+class _Writes(Faulty):
+    """Writes to the socket of its process, as a kernel may that closes and opens descriptors."""
+
+    words: bytes = b""
+
+    def fail(self, call):
+        for number in range(3, 64):
+            try:
+                is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+            except OSError:
+                continue
+            if is_socket:
+                os.write(number, self.words)
+        self.go_on()
+
+    def go_on(self):
+        threading.Event().wait()
+
+
+class WritesHalfALength(_Writes):
+    words = b"1234"
+
+
+class WritesAShortFrame(_Writes):
+    words = struct.pack(">Q", 1000) + b"half"
+
+
+class WritesAHugeLength(_Writes):
+    words = struct.pack(">Q", 1 << 40)
+
+
+class WritesNoMessage(_Writes):
+    words = struct.pack(">Q", 4) + b"noise"

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tracekit.errors import ProviderFailed, Unavailable, UsageError
-from tracekit.replayer import replay
+from tracekit.replayer import plan, replay
 from tracekit.replayer.messages import Named
 from tracekit.replayer.worker import Worker
 from tracekit.testing import MemoryTrace, dense_call
@@ -87,6 +87,30 @@ def test_with_a_claim_by_name_it_is_a_verdict():
     broken = run("CannotBeMade", claims=["rows"])
     assert broken.find("rows").status is Status.INCONCLUSIVE
     assert broken.exit_code == Exit.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "code"),
+    [
+        ("CannotBeMade", Status.INCONCLUSIVE, Exit.INCONCLUSIVE),
+        ("NotInstalled", Status.NOT_RUN, Exit.NOT_RUN),
+    ],
+)
+def test_a_named_claim_never_vanishes_with_its_kernel(monkeypatch, kernel, status, code):
+    name = f"tests.replayer.faulty:{kernel}"
+    monkeypatch.setattr(plan, "PORTABLE", name)
+
+    report = replay([TRACE, TRACE], claims=["rows", "solo"])
+
+    mine = [verdict for verdict in report.verdicts if verdict.provider == name]
+    assert [(verdict.claim, verdict.status) for verdict in mine] == [("rows", status), ("solo", status)] * 2
+    assert report.exit_code == code
+
+
+def test_a_kernel_that_cannot_start_is_not_passed_over_without_names(monkeypatch):
+    monkeypatch.setattr(plan, "PORTABLE", "tests.replayer.faulty:CannotBeMade")
+
+    assert replay([TRACE]).exit_code == Exit.INCONCLUSIVE
 
 
 def test_the_error_of_a_dead_child_carries_its_last_words():

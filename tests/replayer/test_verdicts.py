@@ -4,26 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tracekit.errors import NothingSelected, UsageError
+from tests.replayer.three import PREFILL, TKA1, TRACE
 from tracekit.model import (
+    Bits,
     DType,
-    ExecutedIdentity,
     Origin,
     Output,
-    Provenance,
-    Recording,
-    StepRecord,
 )
 from tracekit.providers.registry import create
 from tracekit.replayer import replay
-from tracekit.testing import MemoryTrace, dense_call, record, sparse_call
+from tracekit.testing import MemoryTrace, dense_call, record
 from tracekit.verdict import Exit, Place, Status
-
-TKA1 = create("tka1")
-PREFILL = record(dense_call(lengths=(12, 7), seed=1), TKA1)
-DECODE = record(dense_call(lengths=(12, 7, 9), new=(1, 1, 1), sink=True, layer=1, step=1, seed=2), TKA1)
-SPARSE = record(sparse_call(lengths=(24, 13), seed=3), TKA1)
-TRACE = MemoryTrace((PREFILL, DECODE, SPARSE), name="three.h5")
 
 
 def statuses(report):
@@ -81,6 +72,14 @@ def test_a_named_claim_is_judged_even_where_it_was_not_promised():
     assert statuses(report) == {("tests.replayer.faulty:spoiled", "decode"): Status.REFUTED}
 
 
+def test_an_lse_that_disappears_in_a_variant_is_missed():
+    report = replay([TRACE], providers=["tests.replayer.faulty:LosesLse"], claims=["solo", "requests"])
+
+    assert report.find("solo").status is Status.INCONCLUSIVE
+    assert report.find("solo").reason == "the lse is missing in variant `row alone` of call 0"
+    assert report.find("requests").status is Status.HELD
+
+
 def test_one_row_leaves_nothing_to_permute():
     one = MemoryTrace((record(dense_call(lengths=(5,), new=(1,)), TKA1),))
 
@@ -104,56 +103,15 @@ def test_what_a_kernel_refuses_is_not_run():
 def test_calls_that_a_kernel_refuses_are_said_to_be_left_out():
     mixed = MemoryTrace((PREFILL, dense_call(lengths=(5,), dtype=DType.FLOAT32)))
 
-    verdict = replay([mixed], providers=["tka1"], claims=["rows"]).find("rows")
+    report = replay([mixed], providers=["tka1"], claims=["rows"])
+    verdict = report.find("rows")
 
     assert verdict.status is Status.HELD
-    assert verdict.calls == 1
+    assert (verdict.calls, verdict.left_out) == (1, 1)
+    assert (report.exit_code, report.status) == (Exit.NOT_RUN, Status.NOT_RUN)
+    assert replay([mixed], providers=["tka1"], calls=[0], claims=["rows"]).exit_code == Exit.OK
+    assert replay([mixed], providers=["tka1"]).exit_code == Exit.OK
     assert verdict.reason.endswith("left out: it does not take dtype float32")
-
-
-def test_recorded_needs_the_identity_that_was_recorded():
-    other = Provenance("in memory", "tka1", ExecutedIdentity("tka1", {"tka1": "2"}))
-    drifted = MemoryTrace((replace(PREFILL, provenance=other),))
-
-    verdict = replay([drifted], providers=["tka1"], claims=["recorded"]).find("recorded")
-
-    assert verdict.status is Status.NOT_RUN
-    assert verdict.reason == "another build answered: tka1 2 recorded, 1 here"
-
-
-def test_recorded_refutes_one_changed_bit():
-    data = PREFILL.out.bits.data.copy()
-    data[4, 2, 7] ^= 1
-    changed = replace(PREFILL.out, bits=replace(PREFILL.out.bits, data=data))
-    trace = MemoryTrace((replace(PREFILL, out=changed),))
-
-    verdict = replay([trace], providers=["tka1"], claims=["recorded"]).find("recorded")
-
-    assert verdict.status is Status.REFUTED
-    assert verdict.first is not None
-    assert (verdict.first.position, verdict.first.head, verdict.first.element) == (4, 2, 7)
-    assert verdict.first.expected_bits == f"{data[4, 2, 7]:#06x}"
-    assert (verdict.differences.elements, verdict.differences.rows) == (1, 1)
-
-
-@pytest.mark.parametrize("claim", ["recorded", "control"])
-def test_a_derived_output_is_no_evidence(claim):
-    derived = replace(PREFILL, out=Output(PREFILL.out.bits, Origin.DERIVED))
-    provider = {"recorded": "tka1", "control": "trace"}[claim]
-
-    verdict = replay([MemoryTrace((derived,))], providers=[provider], claims=[claim]).find(claim)
-
-    assert verdict.status is Status.INCONCLUSIVE
-    assert verdict.reason == "a derived output is no evidence"
-
-
-def test_a_derived_lse_is_left_out_of_the_control():
-    derived = replace(PREFILL, lse=Output(PREFILL.lse.bits, Origin.DERIVED))
-
-    verdict = replay([MemoryTrace((derived,))], providers=["trace"]).find("control")
-
-    assert verdict.status is Status.BOUNDED
-    assert verdict.compared.elements == PREFILL.out.bits.size
 
 
 def test_an_engine_outside_its_envelope_is_refuted_with_the_convention_it_follows():
@@ -168,53 +126,23 @@ def test_an_engine_outside_its_envelope_is_refuted_with_the_convention_it_follow
     assert verdict.first.tensor == "lse"
 
 
+@pytest.mark.parametrize(("wild", "status"), [(2, Status.BOUNDED), (3, Status.INCONCLUSIVE)])
+def test_a_bound_that_says_nothing_of_most_rows_says_nothing(wild, status):
+    call = dense_call(lengths=(5,), seed=1)
+    data = call.q.data.copy()
+    data[:wild, 0, 0] = 0x7F80  # infinite
+    trace = MemoryTrace((record(replace(call, q=Bits(data, call.dtype)), TKA1),))
+
+    verdict = replay([trace], providers=["tka1"], claims=["control"]).find("control")
+
+    assert verdict.status is status
+    assert f"no usable bound for {wild} of 5 rows" in verdict.reason
+
+
 def test_the_trace_runs_nothing():
     report = replay([TRACE], providers=["trace"], claims=["rows"])
     assert report.find("rows").status is Status.NOT_RUN
     assert report.exit_code == Exit.NOT_RUN
-
-
-def test_a_cut_capture_is_inconclusive_and_says_where():
-    ledger = (StepRecord(0, 2, 2, 2, 0), StepRecord(1, 2, 2, 1, 0, cut="budget of 1 GB reached"))
-    cut = replace(TRACE, recording=Recording(ledger=ledger))
-
-    report = replay([cut], providers=["tka1"], claims=["rows"])
-    assert report.find("rows").status is Status.INCONCLUSIVE
-    assert report.find("rows").reason.startswith("the capture is cut at step 1: budget of 1 GB reached")
-    # The calls of step 0 are whole, whatever step 1 lost.
-    assert replay([cut], providers=["tka1"], claims=["rows"], calls=[0]).find("rows").status is Status.HELD
-
-
-def test_a_recorded_kernel_that_nobody_has_is_not_run():
-    alien = replace(PREFILL, provenance=Provenance("engine", "x", ExecutedIdentity("engine.kernel")))
-
-    verdict = replay([MemoryTrace((alien,))]).find("recorded", "engine.kernel")
-
-    assert verdict.status is Status.NOT_RUN
-    assert verdict.reason == "no provider here runs the recorded kernel engine.kernel again"
-
-
-def test_a_recorded_kernel_of_another_build_is_not_run():
-    pytest.importorskip("torch")
-    old = ExecutedIdentity("torch.flash_cpu", {"torch": "1.0"}, arch="x86_64", isa="avx2")
-    trace = MemoryTrace((replace(PREFILL, provenance=Provenance("torch", "sdpa", old)),))
-
-    verdict = replay([trace]).find("recorded", "torch-flash-cpu")
-
-    assert verdict.status is Status.NOT_RUN
-    assert "torch 1.0 recorded" in verdict.reason
-
-
-def test_the_recorded_kernel_is_replayed_where_it_is_here():
-    pytest.importorskip("torch")
-    trace = MemoryTrace((record(dense_call(lengths=(20,), seed=8), create("torch-flash-cpu")),))
-
-    report = replay([trace], claims=["recorded", "rerun"])
-
-    assert report.find("recorded", "torch-flash-cpu").status is Status.OBSERVED_SAME  # never promised
-    assert report.find("rerun", "torch-flash-cpu").status is Status.HELD
-    assert report.find("recorded", "tka1").status is Status.NOT_APPLICABLE
-    assert report.exit_code == Exit.OK
 
 
 def test_a_named_claim_is_only_probed_on_a_kernel_that_nobody_named():
@@ -226,44 +154,6 @@ def test_a_named_claim_is_only_probed_on_a_kernel_that_nobody_named():
     assert report.find("decode", "tka1").status is Status.HELD
     assert report.find("decode", "torch-flash-cpu").status is Status.OBSERVED_VARIES
     assert report.exit_code == Exit.OK
-
-
-def test_recorded_is_not_run_without_the_launch_plan_that_the_kernel_needs():
-    trace = MemoryTrace((record(PREFILL, create("oracle")),))
-
-    report = replay([trace], providers=["tests.replayer.faulty:NeedsPlan"], claims=["recorded"])
-
-    assert report.find("recorded").status is Status.NOT_RUN
-    assert report.find("recorded").reason == "launch plan absent"
-    assert report.exit_code == Exit.NOT_RUN
-
-
-def test_filters_that_leave_nothing_say_what_there_is():
-    with pytest.raises(NothingSelected, match="layers 0-1, calls 0-2") as error:
-        replay([TRACE], layers=[999])
-    assert error.value.exit_code == Exit.NOTHING
-    assert error.value.fields["layers"] == [0, 1]
-
-
-def test_filters_select_calls():
-    assert replay([TRACE], providers=["tka1"], claims=["rerun"], layers=[1]).find("rerun").calls == 1
-    key = str(SPARSE.rows.requests[0])
-    report = replay([TRACE], providers=["tka1"], claims=["rerun"], requests=[key[:12]], calls=[2])
-    assert report.find("rerun").calls == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"claims": ["row"]}, "Did you mean rows?"),
-        ({"claims": []}, "no claim is named"),
-        ({"providers": ["tka2"]}, "Did you mean tka1?"),
-    ],
-)
-def test_names_that_do_not_exist_are_refused_before_anything_runs(arguments, words):
-    with pytest.raises(UsageError) as error:
-        replay([TRACE], **arguments)
-    assert words in str(error.value)
 
 
 def test_progress_is_told_call_by_call():

@@ -1,5 +1,8 @@
 """Small valid calls for the tests of the store: every field of a call can be switched on."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 
 from tracekit.model import (
@@ -35,13 +38,14 @@ CONVENTIONS = Conventions(scale_bits=scale_to_bits(0.125))
 PROVENANCE = Provenance("engine 1", "sdpa", ExecutedIdentity("torch.flash_cpu", {"torch": "2.13.0"}))
 
 
-def recording() -> Recording:
-    """Three requests, a ledger with a cut step, and notes."""
+def recording(calls: Iterable[AttentionCall] = ()) -> Recording:
+    """Three requests, a ledger of the calls in which each step is cut, and notes."""
     requests = tuple(
         Request(key, np.array([*prompt, 11, 12]), len(prompt), alias=f"req-{i}")
         for i, (key, prompt) in enumerate(zip(KEYS, PROMPTS, strict=True))
     )
-    ledger = (StepRecord(0, 4, 4, 4, 0), StepRecord(1, 4, 3, 2, 1, cut="budget"))
+    steps = Counter(call.step for call in calls)
+    ledger = tuple(StepRecord(step, n + 2, n + 1, n, 1, cut="budget") for step, n in steps.items())
     identity = Identity("tiny", "TinyForCausalLM", "ab" * 32, "cd" * 32, 3)
     return Recording(identity, requests, ledger, {"command": "run --größe"})
 
@@ -102,7 +106,7 @@ def prefill(
     )
 
 
-def plan(rows: int) -> LaunchPlan:
+def plan(rows: int, requests: int = 2) -> LaunchPlan:
     """A launch plan that uses every field and awkward values."""
     return LaunchPlan(
         kernel="torch.flash_cpu",
@@ -110,8 +114,8 @@ def plan(rows: int) -> LaunchPlan:
         slots=rows + 2,
         head_padding=1,
         page_size=16,
-        block_tables=(np.array([3, 1], np.int32), np.zeros(0, np.int32)),
-        cu_seqlens=np.array([0, rows], np.int32),
+        block_tables=(np.array([3, 1], np.int32), *[np.zeros(0, np.int32)] * (requests - 1)),
+        cu_seqlens=np.array([0] * requests + [rows], np.int32),
         scalars={
             "n": 3,
             "big": 2**70,

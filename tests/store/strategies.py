@@ -60,10 +60,17 @@ def calls(draw) -> AttentionCall:
             kv[key][family] = KVRows(
                 bits(rng, (count, kv_heads, dim), dtype), values, first, draw(st.integers(0, 2))
             )
+    conventions = draw(
+        st.sampled_from((CONVENTIONS, Conventions(0x3F800000, window=7, lse_base=LseBase.TWO)))
+    )
+    reach = conventions.window or 1000
     selection = {}
     for family in families:
         lo_hi = [
-            (kv[keys[r]][family].first, min(kv[keys[r]][family].end, (p + 1) // family.ratio))
+            (
+                max(kv[keys[r]][family].first, p + 1 - reach if family.ratio == 1 else 0),
+                min(kv[keys[r]][family].end, (p + 1) // family.ratio),
+            )
             for r, p in zip(request.tolist(), position.tolist(), strict=True)
         ]
         if draw(st.booleans()):
@@ -94,12 +101,10 @@ def calls(draw) -> AttentionCall:
         kv=kv,
         sink=bits(rng, (heads,), DType.FLOAT32) if draw(st.booleans()) else None,
         selection=Selection(selection),
-        conventions=draw(
-            st.sampled_from((CONVENTIONS, Conventions(0x3F800000, window=7, lse_base=LseBase.TWO)))
-        ),
+        conventions=conventions,
         provenance=PROVENANCE,
         out=None if out is None else Output(bits(rng, (rows, heads, value_dim), dtype), out),
         lse=None if lse is None else Output(bits(rng, (rows, heads), DType.FLOAT32), lse),
-        launch=plan(rows) if draw(st.booleans()) else None,
+        launch=plan(rows, len(keys)) if draw(st.booleans()) else None,
         grads=grads,
     )

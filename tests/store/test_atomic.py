@@ -8,6 +8,7 @@ import pytest
 
 from tests.store.calls import decode_steps, prefill, recording
 from tracekit.store import open_trace, verify_trace, write_trace
+from tracekit.store.atomic import replacing
 
 
 def _broken():
@@ -67,9 +68,40 @@ def test_a_killed_writer_leaves_the_old_trace(tmp_path, reports):
 
     assert child.returncode == -signal.SIGKILL
     assert path.read_bytes() == before
-    assert {item.name for item in tmp_path.iterdir()} <= {"x.h5", "x.h5.tmp"}
+    left = [item for item in tmp_path.iterdir() if item != path]
+    assert len(left) <= 1
+    assert all(item.name.startswith("x.h5.") and item.suffix == ".tmp" for item in left)
     write_trace(path, recording(), decode_steps(6))
     assert verify_trace(path) == []
+    assert sorted(tmp_path.iterdir()) == sorted([path, *left])
+
+
+def test_two_writers_of_one_target_do_not_meet(tmp_path):
+    """One begins and ends while the other is between its first call and its end; both are whole in turn."""
+    path = tmp_path / "x.h5"
+    seen = []
+
+    def meanwhile(calls, stored):
+        if not seen:
+            seen.append(calls)
+            write_trace(path, recording(), decode_steps(3))
+            assert verify_trace(path) == []
+
+    write_trace(path, recording(), [prefill()], progress=meanwhile)
+    assert verify_trace(path) == []
+    with open_trace(path) as trace:
+        assert len(trace) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_at_the_end_do_not_meet(tmp_path):
+    path = tmp_path / "x.h5"
+    with replacing(path) as first, replacing(path) as second:
+        assert first != second
+        assert {first.suffix, second.suffix} == {".tmp"}
+        second.write_bytes(b"second")
+        first.write_bytes(b"first")
+    assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
 
 

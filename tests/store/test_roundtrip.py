@@ -11,7 +11,7 @@ from tests.store.calls import PROVENANCE, decode_steps, plan, prefill, recording
 from tests.store.same import differences, same_recording
 from tests.store.strategies import calls
 from tracekit.errors import InvalidCall, NothingSelected, Unsupported
-from tracekit.model import Bits, DType, LaunchPlan, Recording
+from tracekit.model import Bits, DType, LaunchPlan, Recording, StepRecord
 from tracekit.store import open_trace, verify_trace, write_trace
 
 
@@ -19,11 +19,11 @@ from tracekit.store import open_trace, verify_trace, write_trace
 @given(st.lists(calls(), min_size=1, max_size=4), st.sampled_from((1, 2)))
 def test_random_calls(tmp_path, written, threads):
     path = tmp_path / "random.h5"
-    write_trace(path, recording(), written, threads=threads)
+    write_trace(path, recording(written), written, threads=threads)
 
     with open_trace(path, threads=threads) as trace:
         read = list(trace)
-        assert same_recording(trace.recording, recording())
+        assert same_recording(trace.recording, recording(written))
     assert [differences(a, b) for a, b in zip(written, read, strict=True)] == [[] for _ in written]
     assert verify_trace(path) == []
 
@@ -65,6 +65,18 @@ def test_calls_over_many_chunks(tmp_path):
     with open_trace(tmp_path / "x.h5", threads=2) as trace:
         assert [differences(a, b) for a, b in zip(written, trace, strict=True)] == [[], [], []]
     assert summary.recorded > 3 << 20
+    assert verify_trace(tmp_path / "x.h5") == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunks_that_do_not_fit_in_memory(tmp_path, monkeypatch, threads):
+    """The file of the spool holds them: what is read back is what was just written, short chunks too."""
+    monkeypatch.setattr("tracekit.store.spool.HOLD", 0)
+    written = [prefill(0, (700, 50), dims=(64, 32)), *decode_steps(3)]
+    write_trace(tmp_path / "x.h5", Recording(), written, threads=threads)
+
+    with open_trace(tmp_path / "x.h5") as trace:
+        assert [differences(a, b) for a, b in zip(written, trace, strict=True)] == [[], [], [], []]
     assert verify_trace(tmp_path / "x.h5") == []
 
 
@@ -127,15 +139,25 @@ def test_a_request_is_listed_once(tmp_path):
     assert refused.value.rule == "S-REQUEST-TWICE"
 
 
-def test_gradients_have_the_shapes_of_what_they_belong_to(tmp_path):
-    call = prefill(grads=True)
-    wrong = replace(call, grads=replace(call.grads, d_out=call.grads.d_out.part(slice(1))))
-    with pytest.raises(InvalidCall) as refused:
-        write_trace(tmp_path / "x.h5", recording(), [wrong])
-    assert refused.value.rule == "S-GRADS"
+@pytest.mark.parametrize(
+    ("steps", "words"), [((0, 0), "two lines of step 0"), ((1, 0), "counts 1 calls of step 1, .* holds 0")]
+)
+def test_a_ledger_of_other_calls_is_refused(tmp_path, steps, words):
+    ledger = tuple(StepRecord(step, 1, 1, 1, 0) for step in steps)
+    with pytest.raises(InvalidCall, match=words) as refused:
+        write_trace(tmp_path / "x.h5", Recording(ledger=ledger), [prefill()])
+    assert refused.value.rule == "S-LEDGER"
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [{"layer": 2**32}, {"rank": -1}, {"step": 2**62}])
+def test_a_step_of_a_call_has_its_line(tmp_path):
+    calls = decode_steps(2)
+    with pytest.raises(InvalidCall, match="no line of step 1") as refused:
+        write_trace(tmp_path / "x.h5", recording(calls[:1]), calls)
+    assert refused.value.rule == "S-LEDGER"
+
+
+@pytest.mark.parametrize("number", [{"layer": 2**32}, {"rank": 2**32}, {"step": 2**62}])
 def test_numbers_over_the_limits_are_refused(tmp_path, number):
     with pytest.raises(Unsupported) as refused:
         write_trace(tmp_path / "x.h5", recording(), [replace(prefill(), **number)])

@@ -15,7 +15,7 @@ from tracekit.store import open_trace, write_trace
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("stock") / "x.h5"
-    large = prefill(5, (900,), heads=(8, 2), dims=(64, 64), launch=plan(900))
+    large = prefill(5, (900,), heads=(8, 2), dims=(64, 64), launch=plan(900, 1))
     write_trace(path, recording(), [prefill(), large, two_families(), *decode_steps(4)])
     return path
 

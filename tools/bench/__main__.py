@@ -24,10 +24,10 @@ def main() -> int:
     options = parser.parse_args()
 
     rows = BENCHES[options.name](options.rounds)
-    print(f"{'name':28} {'ours ms':>9} {'peer ms':>9} {'ratio':>6} {'gate':>5}  ok   peer")
+    print(f"{'name':28} {'ours ms':>9} {'peer ms':>9} {'peer/ours':>9} {'gate':>5}  ok   peer")
     for row in rows:
         print(
-            f"{row.name:28} {row.ours * 1e3:9.2f} {row.peer * 1e3:9.2f} {row.ratio:6.2f} {row.gate:5.1f}  "
+            f"{row.name:28} {row.ours * 1e3:9.2f} {row.peer * 1e3:9.2f} {row.ratio:9.2f} {row.gate:5.1f}  "
             f"{'yes' if row.ok else 'no':3}  {row.peer_name}"
         )
     missed = [row.name for row in rows if not row.ok]

@@ -14,8 +14,8 @@ PROMPT = (
     "was compared. When a row alone and the same row in its batch differ, training and rollout disagree."
 )
 FINDING = (
-    "torch's CPU flash attention works on tiles of query rows, and the width of a tile decides the order of\n"
-    "its sums: a row alone is not the row in its batch. It never promised otherwise (docs/findings.md)."
+    "torch's CPU flash attention picks other code for another number of query rows, and another exponential\n"
+    "for keys outside a full vector: a row alone is not the row in its batch (docs/findings.md)."
 )
 
 
@@ -47,6 +47,7 @@ def command(out: Path, layers: str) -> int:
             attn_implementation="sdpa",
             layers=parse_numbers(layers, "--layers"),
             out=trace,
+            force=True,
             progress=advance,
         )
     screen.print(f"   {trace}: {summary.calls} calls, {trace.stat().st_size:,} bytes\n")

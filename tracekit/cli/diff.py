@@ -39,9 +39,9 @@ def _describe(base: Path, target: Path, found: Diff) -> RenderableType:
         lines.append(Text(f"  {pair.base} with {pair.target}: {pair.tokens} common tokens"))
     table = Table("layer", "tensor", "verdict", "compared", "differ", "ULP", box=None, pad_edge=False)
     for part in found.parts:
-        style = {"equal": "green", "differs": "bold red"}.get(part.verdict, "yellow")
+        style = {"equal": "green", "differs": "bold red", "absent": "dim"}.get(part.verdict, "yellow")
         table.add_row(
-            str(part.layer),
+            str(part.layer) if not part.rank else f"{part.layer} rank {part.rank}",
             part.tensor,
             Text(part.verdict if not part.reason else f"{part.verdict}: {part.reason}", style=style),
             f"{part.compared.elements:,}",
@@ -52,7 +52,6 @@ def _describe(base: Path, target: Path, found: Diff) -> RenderableType:
     lines.extend(Text(note) for note in found.notes)
     first = found.first
     if first is not None and first.place is not None:
-        lines.append(Text(f"first divergence: {first.tensor} of layer {first.layer}", style="bold red"))
         lines.append(Text(f"  {place_words(first.place)}"))
         lines.append(Text(f"  {values_words(first.place)}"))
     lines.append(Text(f"{found.summary}. exit {found.exit_code}"))

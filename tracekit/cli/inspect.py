@@ -17,7 +17,7 @@ from tracekit.store import Trace, open_trace
 
 @click.command("inspect")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--calls", "show_calls", is_flag=True, help="List every call.")
+@click.option("--calls", "show_calls", is_flag=True, help="List every call (--json always does).")
 @json_option
 def command(trace: Path, show_calls: bool, as_json: bool) -> int:
     """Show model, requests, calls, capture ledger and digests of TRACE."""
@@ -62,6 +62,7 @@ def facts(trace: Trace) -> dict[str, Any]:
                 "head_dim": head.head_dim,
                 "dtype": head.dtype.value,
                 "kernel": head.kernel,
+                "kv_source": head.kv_source.value,
                 "sink": head.has_sink,
                 "out": head.out.value if head.out else None,
                 "lse": head.lse.value if head.lse else None,
@@ -106,6 +107,9 @@ def describe(trace: Trace, show_calls: bool) -> Group:
                 f"request   {request['key']}{alias}: {request['prompt']} prompt tokens of {request['tokens']}"
             )
         )
+    notes = ", ".join(f"{name} {value}" for name, value in told["notes"].items())
+    if notes:
+        lines.append(Text(f"notes     {notes}"))
     tables = [_calls(told["calls"]) if show_calls else _shapes(told["calls"])]
     if told["indexer_calls"]:
         tables.append(_indexers(told["indexer_calls"], show_calls))
@@ -122,6 +126,7 @@ def _shapes(calls: list[dict[str, Any]]) -> Table:
             c["kv_heads"],
             c["head_dim"],
             c["dtype"],
+            c["kv_source"],
             c["sink"],
             c["out"],
             c["lse"],
@@ -129,22 +134,23 @@ def _shapes(calls: list[dict[str, Any]]) -> Table:
         for c in calls
     )
     table = Table(
-        "kernel", "mode", "calls", "heads", "D", "dtype", "sink", "O", "LSE", box=None, pad_edge=False
+        "kernel", "mode", "calls", "heads", "D", "dtype", "KV", "sink", "O", "LSE", box=None, pad_edge=False
     )
-    for (kernel, mode, heads, kv_heads, dim, dtype, sink, out, lse), count in kinds.items():
+    for (kernel, mode, heads, kv_heads, dim, dtype, source, sink, out, lse), count in kinds.items():
         table.add_row(
-            kernel, mode, f"{count:,}", f"{heads}/{kv_heads}", str(dim), dtype, "yes" if sink else "no",
-            out or "none", lse or "none",
+            kernel, mode, f"{count:,}", f"{heads}/{kv_heads}", str(dim), dtype, source,
+            "yes" if sink else "no", out or "none", lse or "none",
         )  # fmt: skip
     return table
 
 
 def _calls(calls: list[dict[str, Any]]) -> Table:
-    table = Table("call", "layer", "step", "mode", "rows", "kernel", "O", "LSE", box=None, pad_edge=False)
+    table = Table(
+        "call", "layer", "step", "mode", "rows", "kernel", "KV", "O", "LSE", box=None, pad_edge=False
+    )
+    names = ("index", "layer", "step", "mode", "rows", "kernel", "kv_source", "out", "lse")
     for call in calls:
-        table.add_row(
-            *(str(call[name]) for name in ("index", "layer", "step", "mode", "rows", "kernel", "out", "lse"))
-        )
+        table.add_row(*(str(call[name]) for name in names))
     return table
 
 

@@ -6,7 +6,6 @@ torch.
 
 import importlib
 import json
-import os
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 import click
 
 from tracekit import __version__
+from tracekit.cli.output import Output
 from tracekit.errors import TracekitError
 from tracekit.verdict import Exit
 
@@ -56,8 +56,9 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    output = Output()
     arguments = sys.argv[1:] if argv is None else argv
-    sys.exit(run(arguments))
+    sys.exit(output.code(run(arguments)))
 
 
 def run(arguments: list[str]) -> int:
@@ -74,11 +75,11 @@ def run(arguments: list[str]) -> int:
         return 130
     except TracekitError as known:
         return _tell(known, arguments)
-    except BrokenPipeError:
-        # The reader of our output (`| head`) went away: no fault of ours, but the verdicts were not told, so
-        # the code is the shell's own for a closed pipe and never 0. stdout can no longer be flushed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except SystemExit as stop:
+        # click turns a closed pipe into code 1, which would mean refuted.
+        if isinstance(stop.__context__, OSError):
+            return 128 + signal.SIGPIPE
+        raise
     except Exception:
         traceback.print_exc()
         click.echo("tracekit: this is a fault of tracekit, not of your input; please report it.", err=True)

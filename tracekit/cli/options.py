@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -56,18 +55,3 @@ def size_words(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def existing_parent(path: Path) -> Path:
-    """Return an output path whose folder exists.
-
-    Raises:
-        UsageError: `U-FOLDER` when it does not, before any work is done.
-    """
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"there is no folder {path.parent} to write {path.name} into; make it first.",
-            rule="U-FOLDER",
-            path=str(path),
-        )
-    return path

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import click
 
-from tracekit.cli.options import existing_parent, json_option, parse_numbers, size_words
+from tracekit.cli.options import json_option, parse_numbers, size_words
 from tracekit.cli.progress import progress
 from tracekit.errors import UsageError
+from tracekit.store.target import check_target
 from tracekit.verdict import Exit
 
 IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
@@ -20,8 +21,8 @@ IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
     "--model",
     required=True,
     metavar="DIR_OR_ID",
-    help="A folder with a model, its hub id, or one of smollm2, tiny-qwen3, tiny-gpt-oss, "
-    "tiny-deepseek-v4, tiny-deepseek-v32.",
+    help="A model folder, a hub id, smollm2, or tiny-qwen3, tiny-gpt-oss, tiny-deepseek-v4 and "
+    "tiny-deepseek-v32 (random; --prompt-ids only).",
 )
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; several make a batch.")
 @click.option("--prompt-ids", "prompt_ids", multiple=True, metavar="N,N,...", help="A prompt as token ids.")
@@ -55,13 +56,7 @@ def command(
             "give the prompts either as --prompt TEXT or as --prompt-ids N,N,...; at least one.",
             rule="U-PROMPT",
         )
-    existing_parent(output)
-    if output.exists() and not force:
-        raise UsageError(
-            f"{output} exists; choose another name or write over it with --force.",
-            rule="U-EXISTS",
-            path=str(output),
-        )
+    check_target(output, force=force)
     from tracekit.engines.driver import run_transformers
 
     with progress("record") as advance:
@@ -72,6 +67,7 @@ def command(
             attn_implementation=attn,
             layers=parse_numbers(layers, "--layers"),
             out=output,
+            force=force,
             progress=advance,
         )
     size = output.stat().st_size

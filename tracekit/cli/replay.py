@@ -78,4 +78,6 @@ def command(
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         console().print(render(report.verdicts, report.exit_code))
+    for error in report.errors:
+        click.echo(f"tracekit: {error['message']}", err=True)
     return report.exit_code

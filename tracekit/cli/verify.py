@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from tracekit.cli.options import json_option
-from tracekit.store import verify_trace
+from tracekit.errors import TracekitError
+from tracekit.store import Violation, verify_trace
 from tracekit.verdict import Exit
 
 
@@ -15,7 +16,7 @@ from tracekit.verdict import Exit
 @json_option
 def command(traces: tuple[Path, ...], as_json: bool) -> int:
     """Check every rule and digest of TRACES; exits 2 when one is broken."""
-    found = {str(path): verify_trace(path) for path in traces}
+    found = {str(path): _violations(path) for path in traces}
     if as_json:
         click.echo(
             json.dumps(
@@ -28,7 +29,15 @@ def command(traces: tuple[Path, ...], as_json: bool) -> int:
         )
     else:
         for path, violations in found.items():
-            click.echo(f"{path}: {'sound' if not violations else f'{len(violations)} rules broken'}")
+            click.echo(f"{path}: {'sound' if not violations else f'{len(violations)} broken'}")
             for violation in violations:
                 click.echo(f"  {violation.rule}  {violation.message}")
     return Exit.USAGE if any(found.values()) else Exit.OK
+
+
+def _violations(path: Path) -> list[Violation]:
+    """A file that cannot be read at all is told like a broken one, so that the other files are still told."""
+    try:
+        return verify_trace(path)
+    except TracekitError as error:
+        return [Violation(error.rule, str(error), error.fields)]

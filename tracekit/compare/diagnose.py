@@ -41,15 +41,16 @@ def diagnose(bound: Envelope, out: Bits | None, lse: Bits | None, conventions: C
 def _lse_candidates(bound: Envelope, declared: Conventions) -> Iterator[tuple[str, Float64, Float64]]:
     """Every other reading of an LSE: name, `[T, H]`, radius `[T, H]`."""
     log2 = np.log(2.0)
-    sinks: list[tuple[str, Float64]] = [("the sink not counted", bound.lse)]
+    sinks = [("the sink not counted", bound.lse, bound.lse_radius)]
     if bound.sink is not None:
         once = np.logaddexp(bound.lse, bound.sink[None, :])
-        sinks.append(("the sink counted", once))
-        sinks.append(("the sink counted twice", np.logaddexp(once, bound.sink[None, :])))
+        sinks.append(("the sink counted", once, bound.lse_sink_radius))
+        twice = np.logaddexp(once, bound.sink[None, :])
+        sinks.append(("the sink counted twice", twice, bound.lse_sink_radius))
     empty = np.isneginf(bound.lse)
     values = {EmptyLse.NEGATIVE_INFINITY: np.float64(-np.inf), EmptyLse.POSITIVE_INFINITY: np.float64(np.inf)}
     for base, factor in ((LseBase.NATURAL, 1.0), (LseBase.TWO, 1.0 / log2)):
-        for sink, lse in sinks:
+        for sink, lse, radius in sinks:
             for kind, value in values.items():
                 if kind is not EmptyLse.NEGATIVE_INFINITY and not empty.any():
                     continue
@@ -62,10 +63,10 @@ def _lse_candidates(bound: Envelope, declared: Conventions) -> Iterator[tuple[st
                 if empty.any() and kind is not declared.empty_lse:
                     parts.append(f"{_EMPTY[kind]} for rows without keys")
                 center = np.where(empty, value, lse * factor)
-                yield ", ".join(parts) or "the declared form", center, bound.lse_radius * factor
+                yield ", ".join(parts) or "the declared form", center, radius * factor
             if bound.sink is not None and empty.any():
                 center = np.where(empty, bound.sink[None, :], lse * factor)
-                yield f"{sink}, the sink for rows without keys", center, bound.lse_radius * factor
+                yield f"{sink}, the sink for rows without keys", center, radius * factor
 
 
 def _sink_factors(bound: Envelope) -> Iterator[tuple[str, Float64]]:

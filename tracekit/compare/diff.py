@@ -5,19 +5,14 @@ as an order, O, LSE. Requests are paired by their tokens and only rows that saw 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from tracekit.compare.alignment import Pair, align
-from tracekit.compare.bits import Comparison, compare_bits
+from tracekit.compare.layer_diff import DIFFERS, EQUAL, Part, layer_parts
 from tracekit.compare.layer_view import LayerView
-from tracekit.model import AttentionCall, Bits, Origin, Output, Recording, RequestKey, Rows
-from tracekit.verdict import Compared, Differences, Exit, Place
-
-EQUAL, DIFFERS, NOT_COMPARED = "equal", "differs", "not compared"
-CONVENTIONS = ("scale", "causal", "window", "output_boundary")
+from tracekit.model import AttentionCall, Recording
+from tracekit.verdict import Exit
 
 
 class TraceLike(Protocol):
@@ -31,19 +26,6 @@ class TraceLike(Protocol):
     def __iter__(self) -> Iterator[AttentionCall]:
         """Yield the calls in recorded order."""
         ...
-
-
-@dataclass(frozen=True)
-class Part:
-    """The comparison of one tensor of one layer over all pairs of requests."""
-
-    layer: int
-    tensor: str
-    verdict: str
-    reason: str = ""
-    compared: Compared = field(default_factory=Compared)
-    differences: Differences = field(default_factory=Differences)
-    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +49,11 @@ class Diff:
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 different, 3 where no output could be compared."""
+        """0 equal, 1 different, 3 where the output of some layer could not be compared."""
         if self.first is not None:
             return Exit.REFUTED
-        outputs = any(part.tensor == "out" and part.verdict == EQUAL for part in self.parts)
-        return Exit.OK if outputs else Exit.INCONCLUSIVE
+        outputs = [part.verdict == EQUAL for part in self.parts if part.tensor == "out"]
+        return Exit.OK if outputs and all(outputs) else Exit.INCONCLUSIVE
 
     @property
     def summary(self) -> str:
@@ -79,13 +61,13 @@ class Diff:
         if self.first is not None:
             return f"first divergence: {self.first.tensor} of layer {self.first.layer}"
         if self.exit_code == Exit.INCONCLUSIVE:
-            return "no output was compared: the traces share no row with an executed output"
+            return "no answer: the output of at least one layer could not be compared"
         rows = max((part.compared.rows for part in self.parts), default=0)
         return f"equal where both have rows: {rows:,} rows a layer"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        parts = [{**asdict(part), "differences": _differences(part.differences)} for part in self.parts]
+        parts = [_part_record(part) for part in self.parts]
         first = next((told for told, part in zip(parts, self.parts, strict=True) if part is self.first), None)
         return {
             "pairs": [{"base": str(p.base), "target": str(p.target), "tokens": p.tokens} for p in self.pairs],
@@ -102,167 +84,21 @@ def compare_traces(base: TraceLike, target: TraceLike) -> Diff:
     pairs = align(base.recording.requests, target.recording.requests)
     ours, theirs = LayerView.of_trace(base), LayerView.of_trace(target)
     notes = [
-        f"only in {name}: layers {', '.join(map(str, sorted(some - other)))}"
+        f"only in {name}: layers {', '.join(_layer_name(*key) for key in sorted(some - other))}"
         for name, some, other in (("base", set(ours), set(theirs)), ("target", set(theirs), set(ours)))
         if some - other
     ]
     notes += _unpaired(pairs, base.recording, target.recording)
     parts: list[Part] = []
     # without a pair the traces speak of other requests, and unequal conventions would say nothing
-    for layer in sorted(set(ours) & set(theirs)) if pairs else ():
-        parts += _layer(layer, ours[layer], theirs[layer], pairs)
+    for layer, rank in sorted(set(ours) & set(theirs)) if pairs else ():
+        found = layer_parts(layer, ours[layer, rank], theirs[layer, rank], pairs)
+        parts += (replace(part, rank=rank) for part in found)
     return Diff(tuple(pairs), tuple(parts), tuple(notes))
 
 
-def _layer(layer: int, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Iterator[Part]:
-    yield _conventions(layer, ours, theirs)
-    yield _rows(layer, "q", ours, theirs, pairs)
-    for name in ("keys", "values"):
-        yield _kv(layer, name, ours, theirs, pairs)
-    yield _sink(layer, ours, theirs)
-    for name in ("selection set", "selection order"):
-        yield _selection(layer, name, ours, theirs, pairs)
-    for name in ("out", "lse"):
-        yield _rows(layer, name, ours, theirs, pairs)
-
-
-def _conventions(layer: int, ours: LayerView, theirs: LayerView) -> Part:
-    mine, other = ours.any_call.conventions, theirs.any_call.conventions
-    unequal = [
-        f"{name} {getattr(mine, name)} against {getattr(other, name)}"
-        for name in CONVENTIONS
-        if getattr(mine, name) != getattr(other, name)
-    ]
-    return Part(layer, "conventions", DIFFERS if unequal else EQUAL, "; ".join(unequal))
-
-
-def _rows(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """Q, O or LSE of every row that both traces have."""
-    total = Comparison()
-    for pair in pairs:
-        positions = [
-            p for p in ours.positions(pair.base) if p < pair.tokens and p in theirs.rows[pair.target]
-        ]
-        if not positions:
-            continue
-        base = [_tensor(name, *ours.rows[pair.base][p]) for p in positions]
-        target = [_tensor(name, *theirs.rows[pair.target][p]) for p in positions]
-        reason = next((one for one in (*base, *target) if isinstance(one, str)), None)
-        if reason is not None:
-            return Part(layer, name, NOT_COMPARED, reason)
-        rows = _positions(pair.base, positions)
-        found = _compare(layer, name, _stack(base), _stack(target), rows)
-        if isinstance(found, str):
-            return Part(layer, name, NOT_COMPARED, found)
-        total += found
-    return _part(layer, name, total)
-
-
-def _kv(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """Keys or values of every KV row that both traces hold."""
-    total = Comparison()
-    for pair in pairs:
-        for family in sorted(ours.families(pair.base) & theirs.families(pair.target)):
-            limit = family.visible(pair.tokens - 1)
-            mine, other = ours.kv_rows(pair.base, family), theirs.kv_rows(pair.target, family)
-            ids = [i for i in sorted(mine) if i < limit and i in other]
-            if not ids:
-                continue
-            base = _stack([_kv_row(name, *mine[i]) for i in ids])
-            target = _stack([_kv_row(name, *other[i]) for i in ids])
-            found = _compare(layer, name, base, target, _positions(pair.base, ids))
-            if isinstance(found, str):
-                return Part(layer, name, NOT_COMPARED, found)
-            total += found
-    return _part(layer, name, total)
-
-
-def _sink(layer: int, ours: LayerView, theirs: LayerView) -> Part:
-    mine, other = ours.any_call.sink, theirs.any_call.sink
-    if mine is None or other is None:
-        both = mine is None and other is None
-        return Part(layer, "sink", EQUAL if both else DIFFERS, "" if both else "only one trace has a sink")
-    base, target = (Bits(sink.data[None], sink.dtype) for sink in (mine, other))
-    found = _compare(layer, "sink", base, target, _positions(ours.any_call.rows.requests[0], [0]))
-    return Part(layer, "sink", NOT_COMPARED, found) if isinstance(found, str) else _part(layer, "sink", found)
-
-
-def _selection(layer: int, name: str, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Part:
-    """The keys of each row, as a set or in executed order."""
-    rows = elements = differing = 0
-    place: Place | None = None
-    for pair in pairs:
-        for position in ours.positions(pair.base):
-            if position >= pair.tokens or position not in theirs.rows[pair.target]:
-                continue
-            base, target = ours.keys_of(pair.base, position), theirs.keys_of(pair.target, position)
-            if name == "selection set":
-                base, target = sorted(base), sorted(target)
-            rows, elements = rows + 1, elements + len(base)
-            if base != target:
-                differing += 1
-                place = place or _key_place(layer, name, pair.base, position, base, target)
-    compared = Compared(1, elements, rows) if rows else Compared()
-    if not rows:
-        return Part(layer, name, NOT_COMPARED, "no common row")
-    verdict = DIFFERS if differing else EQUAL
-    return Part(layer, name, verdict, "", compared, Differences(differing, differing), place)
-
-
-Keys = list[tuple[str, int]]
-
-
-def _key_place(layer: int, name: str, key: RequestKey, position: int, base: Keys, target: Keys) -> Place:
-    """The first entry of the two lists that differs."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(base, target, strict=False)) if a != b), min(len(base), len(target))
-    )
-    ours, theirs = (
-        (f"{one[at][0]} {one[at][1]}", one[at][1]) if at < len(one) else ("none", -1)
-        for one in (base, target)
-    )
-    return Place(str(key), position, layer, 0, at, name, ours[0], theirs[0], float(ours[1]), float(theirs[1]))
-
-
-def _tensor(name: str, call: AttentionCall, t: int) -> Bits | str:
-    """One row of a tensor, or why there is none to compare."""
-    if name == "q":
-        return call.q.part(slice(t, t + 1))
-    output: Output | None = call.out if name == "out" else call.lse
-    if output is None:
-        return f"{name} was not recorded"
-    if output.origin is not Origin.EXECUTED:
-        return f"{name} is derived by tracekit, not executed by a kernel"
-    return output.bits.part(slice(t, t + 1))
-
-
-def _kv_row(name: str, keys: Bits, values: Bits, at: int) -> Bits:
-    return (keys if name == "keys" else values).part(slice(at, at + 1))
-
-
-def _stack(parts: Sequence[Bits | str]) -> Bits:
-    bits = [part for part in parts if isinstance(part, Bits)]
-    return Bits(np.concatenate([part.data for part in bits]), bits[0].dtype)
-
-
-def _positions(key: RequestKey, positions: Sequence[int]) -> Rows:
-    count = len(positions)
-    return Rows(
-        (key,), np.zeros(count, np.int32), np.array(positions, np.int64), np.full(count, -1, np.int64)
-    )
-
-
-def _compare(layer: int, name: str, base: Bits, target: Bits, rows: Rows) -> Comparison | str:
-    if base.dtype != target.dtype or base.shape != target.shape:
-        return f"{base} against {target}"
-    return compare_bits({name: (base, target)}, rows, layer)
-
-
-def _part(layer: int, name: str, total: Comparison) -> Part:
-    if not total.compared.elements:
-        return Part(layer, name, NOT_COMPARED, "no common row")
-    verdict = EQUAL if total.same else DIFFERS
-    return Part(layer, name, verdict, "", total.compared, total.differences, total.first)
+def _layer_name(layer: int, rank: int) -> str:
+    return f"{layer} of rank {rank}" if rank else str(layer)
 
 
 def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iterator[str]:
@@ -275,5 +111,9 @@ def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iter
             yield f"only in {name}: requests {', '.join(alone)}"
 
 
-def _differences(differences: Differences) -> dict[str, Any]:
-    return {**asdict(differences), "ulps": dict(differences.ulps)}
+def _part_record(part: Part) -> dict[str, Any]:
+    return {
+        **asdict(part),
+        "differences": {**asdict(part.differences), "ulps": dict(part.differences.ulps)},
+        "place": None if part.place is None else part.place.to_dict(),
+    }

@@ -1,64 +1,65 @@
-"""One layer of a trace by identity: rows by (request, position), KV rows by (request, family, id)."""
+"""One layer of a trace by identity: rows by (request, position), and the call that each row came from."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tracekit.model import AttentionCall, Bits, KVFamily, RequestKey
+from tracekit.model import AttentionCall, RequestKey
+
+Layer = tuple[int, int]
+"""Layer and rank: two ranks of one layer hold other heads and are two things."""
+
+
+Row = tuple[AttentionCall, int]
+"""A call and the index of a row in it."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A row that two traces have in common, as each of them computed it."""
+
+    position: int
+    base: Row
+    target: Row
 
 
 @dataclass
 class LayerView:
-    """What the calls of one layer say about each row.
+    """What the calls of one layer say about each row: every time that it was computed, in order."""
 
-    A row that was computed more than once (a recompute, a preempted request) is taken from its first call.
-    """
-
-    rows: dict[RequestKey, dict[int, tuple[AttentionCall, int]]] = field(
-        default_factory=lambda: defaultdict(dict)
+    rows: dict[RequestKey, dict[int, list[Row]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
-    kv: dict[tuple[RequestKey, KVFamily], dict[int, tuple[Bits, Bits, int]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    calls: list[AttentionCall] = field(default_factory=list)
 
     @classmethod
-    def of_trace(cls, trace: Iterable[AttentionCall]) -> dict[int, "LayerView"]:
-        """Return a view a layer."""
-        layers: dict[int, LayerView] = defaultdict(cls)
+    def of_trace(cls, trace: Iterable[AttentionCall]) -> dict[Layer, "LayerView"]:
+        """Return a view a layer and rank."""
+        layers: dict[Layer, LayerView] = defaultdict(cls)
         for call in trace:
-            layers[call.layer].add(call)
+            view = layers[call.layer, call.rank]
+            for t, row in enumerate(call.rows.ids):
+                view.rows[row.request][row.position].append((call, t))
         return dict(layers)
 
-    def add(self, call: AttentionCall) -> None:
-        """Enter the rows and KV rows of a call."""
-        self.calls.append(call)
-        for t, row in enumerate(call.rows.ids):
-            self.rows[row.request].setdefault(row.position, (call, t))
-        for key, families in call.kv.items():
-            for family, held in families.items():
-                known = self.kv[key, family]
-                for at in range(held.count):
-                    known.setdefault(held.first + at, (held.keys, held.value_bits, at))
+    def matches(self, key: RequestKey, other: "LayerView", target: RequestKey, tokens: int) -> list[Match]:
+        """Return the rows before position `tokens` that both have, ascending.
 
-    @property
-    def any_call(self) -> AttentionCall:
-        """The first call."""
-        return self.calls[0]
+        A row that was computed several times (a recompute, a preempted request) is matched time by time;
+        where one side has fewer, its last answer stands for the rest, so that a recompute with other bits is
+        a difference.
+        """
+        found = []
+        for position in sorted(self.rows[key]):
+            theirs = other.rows[target].get(position)
+            if position >= tokens or theirs is None:
+                continue
+            ours = self.rows[key][position]
+            for i in range(max(len(ours), len(theirs))):
+                found.append(Match(position, ours[min(i, len(ours) - 1)], theirs[min(i, len(theirs) - 1)]))
+        return found
 
-    def positions(self, key: RequestKey) -> list[int]:
-        """Return the positions that a request has rows at, ascending."""
-        return sorted(self.rows[key])
 
-    def families(self, key: RequestKey) -> set[KVFamily]:
-        """Return the KV families that a request has."""
-        return {family for owner, family in self.kv if owner == key}
-
-    def kv_rows(self, key: RequestKey, family: KVFamily) -> dict[int, tuple[Bits, Bits, int]]:
-        """Return KV row id -> (keys, values, index in them)."""
-        return self.kv[key, family]
-
-    def keys_of(self, key: RequestKey, position: int) -> list[tuple[str, int]]:
-        """Return the (family, id) pairs that a row read, in executed order."""
-        call, t = self.rows[key][position]
-        return [(family.value, int(i)) for family, ids in call.selection.row(t) for i in ids]
+def keys_of(row: Row) -> list[tuple[str, int]]:
+    """Return the (family, id) pairs that a row read, in executed order."""
+    call, t = row
+    return [(family.value, int(i)) for family, ids in call.selection.row(t) for i in ids]

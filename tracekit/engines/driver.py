@@ -54,6 +54,7 @@ def run_transformers(
     dtype: DType = DType.BFLOAT16,
     forced: Sequence[Sequence[int]] | None = None,
     progress: Progress | None = None,
+    force: bool = False,
     write: Writer | None = None,
 ) -> RunSummary:
     """Record a transformers model on some prompts.
@@ -71,6 +72,7 @@ def run_transformers(
         forced: feed these tokens of each sequence instead of the model's own choices, so that two runs
             read the same input although they may choose differently.
         progress: called with (done, total, text) after each forward.
+        force: write over a trace that exists.
         write: writes the trace; None takes `tracekit.store.write_trace`.
 
     Raises:
@@ -85,7 +87,16 @@ def run_transformers(
     elif attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
     encoded = encode(prompts, tokenizer, model)
-    with record(out, engine="transformers", model=model, layers=layers, steps=steps, write=write) as session:
+    with record(
+        out, engine="transformers", model=model, layers=layers, steps=steps, force=force, write=write
+    ) as session:
+        session.notes |= {
+            "driver": "run_transformers",
+            "attention": str(model.config._attn_implementation),
+            "prompts": str(len(encoded)),
+            "max_new_tokens": str(max_new_tokens),
+            "decoding": "greedy" if forced is None else "forced tokens",
+        }
         generated = greedy(model, encoded, max_new_tokens, forced, progress)
     text = () if tokenizer is None else tuple(tokenizer.decode(tokens) for tokens in generated)
     return RunSummary(
@@ -122,9 +133,7 @@ def greedy(
     ids = on_device([[0] * (longest - len(p)) + p for p in prompts], model)
     real = on_device([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], model)
     cache = DynamicCache(config=model.config)
-    # transformers 5.24 renamed the argument and warns about the old name.
-    known = inspect.signature(type(model).forward).parameters
-    cache_name = "cache" if "cache" in known else "past_key_values"
+    cache_name = cache_argument(model)
     ends = _end_tokens(model) if forced is None else frozenset()
     generated: list[list[int]] = [[] for _ in prompts]
     alive = [True] * len(prompts)
@@ -154,6 +163,11 @@ def greedy(
             ids = on_device([[token if ok else 0] for token, ok in zip(chosen, alive, strict=True)], model)
             real = torch.cat([real, on_device([[int(ok)] for ok in alive], model)], dim=1)
     return generated
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name by which a model takes its cache: 5.24 renamed it and warns about the old one."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 def _end_tokens(model: Any) -> frozenset[int]:

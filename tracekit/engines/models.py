@@ -26,7 +26,8 @@ def load_model(
 
     Raises:
         Unavailable: `E-MODEL` when there is no such model here.
-        UsageError: `E-IMPLEMENTATION` when the model does not take the implementation.
+        UsageError: `E-IMPLEMENTATION` when the model does not take the implementation; `E-CHECKPOINT` when
+            transformers refuses the checkpoint for another reason.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -54,13 +55,7 @@ def load_model(
             valid=list(NAMES),
         ) from error
     except ValueError as error:
-        raise UsageError(
-            f"{name} does not run with attention {attn_implementation}: {str(error).splitlines()[0]} "
-            "Try eager or tracekit.",
-            rule="E-IMPLEMENTATION",
-            model=name,
-            implementation=attn_implementation,
-        ) from error
+        raise _refused(name, attn_implementation, error) from error
     finally:
         if progress:
             logging.enable_progress_bar()
@@ -75,6 +70,25 @@ def load_model(
     return model, tokenizer
 
 
+def _refused(name: str, implementation: str | None, error: ValueError) -> UsageError:
+    """What transformers did not like: the attention that was asked for, or the checkpoint."""
+    text = (str(error) or repr(error)).splitlines()[0]
+    if implementation is not None and ("attention" in text.lower() or "attn_impl" in text):
+        return UsageError(
+            f"{name} does not run with attention {implementation}: {text} Try eager or tracekit.",
+            rule="E-IMPLEMENTATION",
+            model=name,
+            implementation=implementation,
+        )
+    return UsageError(
+        f"transformers does not load {name}: {text} Give a checkpoint that it knows, or one of "
+        f"{', '.join(NAMES)}.",
+        rule="E-CHECKPOINT",
+        model=name,
+        valid=list(NAMES),
+    )
+
+
 def encode(prompts: Sequence[str | Sequence[int]], tokenizer: Any, model: Any) -> list[list[int]]:
     """Return the token ids of prompts that are text or already token ids.
 
@@ -85,7 +99,8 @@ def encode(prompts: Sequence[str | Sequence[int]], tokenizer: Any, model: Any) -
     for prompt in prompts:
         if isinstance(prompt, str) and tokenizer is None:
             raise UsageError(
-                "this model has no tokenizer; give each prompt as token ids, such as 5,9,12.", rule="E-PROMPT"
+                "this model has no tokenizer; give each prompt as token ids (--prompt-ids 5,9,12).",
+                rule="E-PROMPT",
             )
         ids = [int(t) for t in (tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt)]
         if not ids or min(ids) < 0 or max(ids) >= model.config.vocab_size:

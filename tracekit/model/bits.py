@@ -59,8 +59,12 @@ _PRECISIONS = {
 class Bits:
     """Bit patterns of a tensor.
 
+    `data` is taken over, not copied: who makes `Bits` out of an array writes to it no more. A copy would
+    cost a fifth of the time to read a large trace and its memory once more, and everything inside tracekit
+    hands over arrays of its own. Arrays of others are copied where they come in: `recorder.tensors.as_bits`.
+
     Args:
-        data: unsigned integers, any shape; stored read-only and C-contiguous.
+        data: unsigned integers, any shape; seen read-only and C-contiguous.
         dtype: how to read one pattern.
 
     Raises:

@@ -6,14 +6,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from tracekit.errors import InvalidCall
 from tracekit.model.bits import Array, Bits, DType
+from tracekit.model.call_rules import check_call
 from tracekit.model.conventions import Conventions
 from tracekit.model.kv import KVFamily, KVRows
 from tracekit.model.launch_plan import LaunchPlan
 from tracekit.model.provenance import Provenance
 from tracekit.model.rows import RequestKey, Rows
-from tracekit.model.selection import Lists, Ranges, Selection
+from tracekit.model.selection import Selection
 
 
 class Mode(StrEnum):
@@ -52,10 +52,10 @@ class Gradients:
     """dO going in, gradients coming out; each None where it was not recorded.
 
     Args:
-        d_out: `[T, H, Dv]`.
+        d_out: `[T, H, Dv]`; bfloat16, float16 or float32, as each of them.
         d_q: `[T, H, D]`.
-        d_kv: per request and family, shaped as its keys and values.
-        d_sink: `[H]`.
+        d_kv: per request and family, the rows and shapes of its keys and values.
+        d_sink: float32 `[H]`.
     """
 
     d_out: Bits
@@ -86,8 +86,7 @@ class AttentionCall:
         grads: gradients, or None.
 
     Raises:
-        InvalidCall: `M-CALL-SHAPE`, `M-CALL-DTYPE`, `M-CALL-HEADS`, `M-CALL-KV`, `M-CALL-SINK`,
-            `M-CALL-OUT`, `M-CALL-LSE`, `M-SEL-OUTSIDE`, `M-SEL-CAUSAL`, `M-LAUNCH-SLOTS`.
+        InvalidCall: a rule of `tracekit.model.call_rules`.
     """
 
     layer: int
@@ -108,9 +107,7 @@ class AttentionCall:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv", {key: dict(families) for key, families in self.kv.items()})
-        _check_shapes(self)
-        _check_kv(self)
-        _check_selection(self)
+        check_call(self)
 
     @property
     def num_rows(self) -> int:
@@ -130,14 +127,16 @@ class AttentionCall:
     @property
     def value_dim(self) -> int:
         """Dv, the width of a value."""
-        return self._any_kv().value_bits.shape[2]
+        return self.any_kv.value_bits.shape[2]
 
     @property
     def num_kv_heads(self) -> int:
         """Hkv, the key heads; query head h reads key head `h // (H / Hkv)`."""
-        return self._any_kv().keys.shape[1]
+        return self.any_kv.keys.shape[1]
 
-    def _any_kv(self) -> KVRows:
+    @property
+    def any_kv(self) -> KVRows:
+        """KV rows of the call, for the sizes that all of them share."""
         return next(iter(next(iter(self.kv.values())).values()))
 
     @property
@@ -177,116 +176,3 @@ class AttentionCall:
             last = int(self.rows.positions[self.rows.request == index].max())
             kv[key] = {family: rows.until(family.visible(last)) for family, rows in self.kv[key].items()}
         return self.with_kv(kv)
-
-
-def _check_shapes(call: AttentionCall) -> None:
-    if len(call.q.shape) != 3 or call.q.shape[0] != call.rows.count or min(call.q.shape) < 1:
-        raise InvalidCall(
-            f"q is [T, H, D] with T = {call.rows.count} rows, at least 1 each, not {list(call.q.shape)}.",
-            rule="M-CALL-SHAPE",
-        )
-    if call.sink is not None and (
-        call.sink.dtype is not DType.FLOAT32 or call.sink.shape != (call.num_heads,)
-    ):
-        raise InvalidCall(f"the sink is float32 [{call.num_heads}], not {call.sink}.", rule="M-CALL-SINK")
-    if call.launch is not None and call.launch.row_slots.shape != (call.rows.count,):
-        raise InvalidCall("the launch plan gives each row its slot.", rule="M-LAUNCH-SLOTS")
-
-
-def _check_kv(call: AttentionCall) -> None:
-    missing = [key for key in call.rows.requests if key not in call.kv]
-    if missing or not call.kv:
-        raise InvalidCall(
-            f"request {missing[0] if missing else '?'} has query rows but no KV.", rule="M-CALL-KV"
-        )
-    first = call._any_kv()
-    for key, families in call.kv.items():
-        absent = [family for family in call.selection.families if family not in families]
-        if absent:
-            raise InvalidCall(f"request {key} lacks KV family {absent[0]}.", rule="M-CALL-KV")
-        for family, rows in families.items():
-            if rows.keys.dtype != call.q.dtype:
-                raise InvalidCall(
-                    f"q is {call.q.dtype} and the keys of request {key}, family {family} are "
-                    f"{rows.keys.dtype}; one dtype is needed.",
-                    rule="M-CALL-DTYPE",
-                )
-            same_heads = rows.keys.shape[1] == first.keys.shape[1]
-            if rows.keys.shape[2] != call.q.shape[2] or not same_heads:
-                raise InvalidCall(
-                    f"keys of request {key}, family {family} are {list(rows.keys.shape)}; "
-                    f"q is {list(call.q.shape)}: D and the number of KV heads must agree.",
-                    rule="M-CALL-SHAPE",
-                )
-            if rows.value_bits.shape[2] != first.value_bits.shape[2]:
-                raise InvalidCall("all values of a call have one width Dv.", rule="M-CALL-SHAPE")
-    if call.num_heads % call.num_kv_heads:
-        raise InvalidCall(
-            f"{call.num_heads} query heads do not divide over {call.num_kv_heads} KV heads.",
-            rule="M-CALL-HEADS",
-        )
-    expected = (call.num_rows, call.num_heads, call.value_dim)
-    if call.out is not None and (call.out.bits.shape != expected or call.out.bits.dtype != call.dtype):
-        raise InvalidCall(f"out is {call.dtype} {list(expected)}, not {call.out.bits}.", rule="M-CALL-OUT")
-    if call.lse is not None and (
-        call.lse.bits.shape != expected[:2] or call.lse.bits.dtype is not DType.FLOAT32
-    ):
-        raise InvalidCall(f"lse is float32 {list(expected[:2])}, not {call.lse.bits}.", rule="M-CALL-LSE")
-
-
-def _check_selection(call: AttentionCall) -> None:
-    """Every selected row is held, and causally visible where the call is causal."""
-    if call.selection.rows != call.num_rows:
-        raise InvalidCall(
-            f"the selection speaks of {call.selection.rows} rows, q of {call.num_rows}.", rule="M-CALL-SHAPE"
-        )
-    for family, part in call.selection.families.items():
-        held = [call.kv[key][family] for key in call.rows.requests]
-        first = np.array([rows.first for rows in held], np.int64)[call.rows.request]
-        end = np.array([rows.end for rows in held], np.int64)[call.rows.request]
-        visible = (call.rows.positions + 1) // family.ratio
-        lo, hi = _extent(part)
-        some = hi > lo
-        _refuse(
-            call,
-            family,
-            some & ((lo < first) | (hi > end)),
-            lo,
-            hi,
-            "M-SEL-OUTSIDE",
-            "the KV rows that are held",
-        )
-        if call.conventions.causal:
-            _refuse(call, family, some & (hi > visible), lo, hi, "M-SEL-CAUSAL", "what is causally visible")
-
-
-def _extent(part: Ranges | Lists) -> tuple[Array, Array]:
-    """Smallest id and largest id + 1 of each query row; (0, 0) where it reads nothing."""
-    if isinstance(part, Ranges):
-        return part.lo, part.hi
-    counts = np.diff(part.offsets)
-    lo, hi = np.zeros(part.rows, np.int64), np.zeros(part.rows, np.int64)
-    some = counts > 0
-    if some.any():
-        starts = part.offsets[:-1][some]
-        lo[some] = np.minimum.reduceat(part.ids, starts)
-        hi[some] = np.maximum.reduceat(part.ids, starts) + 1
-    return lo, hi
-
-
-def _refuse(
-    call: AttentionCall, family: KVFamily, bad: Array, lo: Array, hi: Array, rule: str, bound: str
-) -> None:
-    if not bad.any():
-        return
-    t = int(np.argmax(bad))
-    row = call.rows.ids[t]
-    raise InvalidCall(
-        f"layer {call.layer}, request {row.request}, position {row.position}: the selection reads rows "
-        f"[{int(lo[t])}, {int(hi[t])}) of family {family}, past {bound}.",
-        rule=rule,
-        layer=call.layer,
-        request=str(row.request),
-        position=row.position,
-        family=family.value,
-    )

@@ -48,7 +48,7 @@ class Conventions:
         output_boundary: what O is, such as `attention core` or `before inverse rope`.
         score_dtype: dtype in which q.k, scaled and masked, is held before the exponential.
         probability_dtype: dtype of P when it meets V; the `u` of the envelope (docs/verdicts.md).
-        kv_source: where the KV rows were seen.
+        kv_source: where the KV rows were seen; the weaker claim, unless an adapter reads them back.
 
     Raises:
         InvalidCall: `M-CONV-SCALE`, `M-CONV-WINDOW`.
@@ -63,7 +63,7 @@ class Conventions:
     output_boundary: str = "attention core"
     score_dtype: DType = DType.FLOAT32
     probability_dtype: DType = DType.FLOAT32
-    kv_source: KVSource = KVSource.CONSUMED
+    kv_source: KVSource = KVSource.WRITTEN
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale_bits < 2**32 or not 0.0 < self.scale < float("inf"):

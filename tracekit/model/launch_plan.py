@@ -31,7 +31,9 @@ class LaunchPlan:
         arrays: other arguments by name (scheduler metadata, masks, storage bytes, scales).
 
     Raises:
-        InvalidCall: `M-LAUNCH-SLOTS` when a slot is used twice or lies outside the launch.
+        InvalidCall: `M-LAUNCH-SLOTS` when a slot is used twice or lies outside the launch, or a count is
+            below 0; `M-LAUNCH-PAGES` for pages below 0, or without a size; `M-LAUNCH-SEQUENCES` for starts
+            that do not rise from 0 inside the launch.
     """
 
     kernel: str
@@ -45,6 +47,14 @@ class LaunchPlan:
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if min(self.slots, self.head_padding) < 0:
+            raise InvalidCall(
+                f"a launch has {self.slots} query slots and {self.head_padding} added heads; "
+                "neither is below 0.",
+                rule="M-LAUNCH-SLOTS",
+            )
+        self._check_pages()
+        self._check_sequences()
         slots = np.array(self.row_slots, np.int64, copy=True)
         slots.flags.writeable = False
         object.__setattr__(self, "row_slots", slots)
@@ -55,4 +65,33 @@ class LaunchPlan:
                 f"each row has a query slot of its own in [0, {self.slots}).",
                 rule="M-LAUNCH-SLOTS",
                 slots=self.slots,
+            )
+
+    def _check_pages(self) -> None:
+        if (self.page_size is not None and self.page_size < 1) or (
+            self.block_tables and self.page_size is None
+        ):
+            raise InvalidCall(
+                f"a page holds at least one row, and block tables need its size, not {self.page_size}.",
+                rule="M-LAUNCH-PAGES",
+            )
+        for number, table in enumerate(self.block_tables):
+            if table.dtype != np.int32 or table.ndim != 1 or table.min(initial=0) < 0:
+                raise InvalidCall(
+                    f"block table {number} is int32 [pages], each page at least 0, not {table.dtype} "
+                    f"{list(table.shape)} from {table.min(initial=0)}; leave unused pages out.",
+                    rule="M-LAUNCH-PAGES",
+                    table=number,
+                )
+
+    def _check_sequences(self) -> None:
+        starts = self.cu_seqlens
+        if starts is None:
+            return
+        whole = starts.dtype == np.int32 and starts.ndim == 1 and starts.size > 0
+        if not whole or starts[0] != 0 or starts[-1] > self.slots or (np.diff(starts) < 0).any():
+            raise InvalidCall(
+                f"cu_seqlens is int32 [R + 1] and rises from 0 to at most {self.slots} slots, "
+                f"not {starts.dtype} {starts.tolist()[:8]}.",
+                rule="M-LAUNCH-SEQUENCES",
             )

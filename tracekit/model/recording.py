@@ -50,6 +50,9 @@ class StepRecord:
         recorded: calls that were kept.
         filtered: calls that a filter of the user left out.
         cut: why calls are missing although no filter asked for it; empty where none is.
+
+    Raises:
+        InvalidCall: `M-LEDGER` for a number below 0, or more calls than hooks that fired.
     """
 
     step: int
@@ -58,6 +61,16 @@ class StepRecord:
     recorded: int
     filtered: int
     cut: str = ""
+
+    def __post_init__(self) -> None:
+        numbers = (self.step, self.expected, self.fired, self.recorded, self.filtered)
+        if min(numbers) < 0 or self.recorded + self.filtered > self.fired:
+            raise InvalidCall(
+                f"ledger line of step {self.step}: the {self.recorded} recorded and {self.filtered} filtered "
+                f"calls are among the {self.fired} that fired, and no number is below 0.",
+                rule="M-LEDGER",
+                step=self.step,
+            )
 
     @property
     def complete(self) -> bool:

@@ -111,6 +111,26 @@ class Provider(Protocol):
         ...
 
 
+@runtime_checkable
+class RoundsByCall(Protocol):
+    """What a provider may add whose kernels round in different places; else its capabilities say where."""
+
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Return the dtype that holds the scores of a call, and that of P when it meets V."""
+        ...
+
+
+def roundings(provider: Provider, call: AttentionCall) -> tuple[DType, DType]:
+    """Return the dtype that holds the scores of a call, and that of P when it meets V."""
+    if isinstance(provider, RoundsByCall):
+        return provider.roundings(call)
+    capabilities = provider.capabilities()
+    return (
+        capabilities.score_dtype.get(call.dtype, DType.FLOAT32),
+        capabilities.probability_dtype.get(call.dtype, DType.FLOAT32),
+    )
+
+
 def refusal(capabilities: Capabilities, call: AttentionCall) -> str | None:
     """Return the first capability that a call exceeds, in one clause, or None."""
     from tracekit.model import Lists

@@ -29,14 +29,12 @@ class Reference:
         lse: `[T, H]`, natural, sink not counted; -inf for a row without keys.
         lse_with_sink: `[T, H]`.
         weight: `[T, H, Dv]`, the sum of p |v|.
-        max_score: `[T, H]`, the largest |score|; 0 for a row without keys.
     """
 
     out: Float64
     lse: Float64
     lse_with_sink: Float64
     weight: Float64
-    max_score: Float64
 
 
 class Oracle:
@@ -76,10 +74,6 @@ class Oracle:
         """
         return Answer(tuple(self._run(call) for call in launch.calls), self.identity())
 
-    def reference(self, call: AttentionCall) -> Reference:
-        """Return the exact answer, unrounded."""
-        return reference(call)
-
     def _run(self, call: AttentionCall) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"oracle cannot run this call: {reason}.", rule="P-REFUSED")
@@ -99,7 +93,6 @@ def reference(call: AttentionCall) -> Reference:
         np.full(shape, -np.inf),
         np.tile(sink, (call.num_rows, 1)),
         np.zeros((*shape, call.value_dim)),
-        np.zeros(shape),
     )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for block in blocks(call, max_rows=1):
@@ -125,4 +118,3 @@ def _row(block: Block, scale: float, sink: Float64, result: Reference) -> None:
     result.weight[t] = (p @ np.abs(values)).reshape(heads, -1)
     result.lse[t] = lse
     result.lse_with_sink[t] = total
-    result.max_score[t] = np.abs(x).max(axis=-1).reshape(heads)

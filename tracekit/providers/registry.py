@@ -96,6 +96,11 @@ def check(spec: str) -> str:
     )
 
 
+def is_own(spec: str) -> bool:
+    """Whether a spec is a `package.module:factory` of the user: no name of `names()`, no part of tracekit."""
+    return ":" in spec and spec not in names() and spec.split(".")[0] != __name__.split(".")[0]
+
+
 def for_kernel(kernel: str) -> str | None:
     """Return the id of the provider that runs a recorded kernel again, or None."""
     return KERNELS.get(kernel)

@@ -13,11 +13,12 @@ from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.providers.transformers_identity import executed
-from tracekit.providers.transformers_launch import Arguments, fresh, relaunch, unusable
+from tracekit.providers.transformers_launch import Arguments, fresh, relaunch
+from tracekit.providers.transformers_plan import unusable
 from tracekit.verdict import ClaimId
 
 Implementation = Literal["sdpa", "eager"]
-_MODULE = re.compile(r"transformers\.models\.\w+\.modeling_\w+")
+_MODULE = re.compile(r"(transformers\.models\.\w+\.modeling_\w+)\.\w+", re.ASCII)
 _PREFIX = "transformers."
 
 
@@ -55,12 +56,12 @@ class Transformers:
         return frozenset({"rerun", "recorded"})
 
     def identity(self) -> ExecutedIdentity:
-        """What would run for a call that no transformers made; see `identity_of`."""
+        """What would run for a call that no transformers made; an answer says what ran for its calls."""
         return executed(f"{_PREFIX}{self._implementation or 'sdpa'}")
 
-    def identity_of(self, call: AttentionCall) -> ExecutedIdentity:
-        """Return what would run for a call: the function is chosen by the call."""
-        return executed(f"{_PREFIX}{self._chosen(call)}")
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Scores in FP32 by sdpa, in the dtype of the call by eager; P in the dtype of the call."""
+        return (DType.FLOAT32 if self._chosen(call) == "sdpa" else call.dtype), call.dtype
 
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""
@@ -130,8 +131,15 @@ def _eager_module(call: AttentionCall) -> str | None:
     if call.provenance.executed.kernel != f"{_PREFIX}eager":
         model = "llama" if call.sink is None else "gpt_oss"
         return f"transformers.models.{model}.modeling_{model}"
-    found = _MODULE.match(call.provenance.details.get("module", ""))
-    return found.group() if found else None
+    found = _MODULE.fullmatch(call.provenance.details.get("module", ""))
+    if found is None:
+        return None
+    name = found[1]
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    return name if hasattr(module, "eager_attention_forward") else None
 
 
 def _rows(out: torch.Tensor, arguments: Arguments) -> Bits:

@@ -2,8 +2,9 @@
 
 With a launch plan the very launch is rebuilt, padding and memory layout included; what stood in padding
 slots is zero, because no row reads it. Without one (rows permuted, a request alone) the call becomes a
-fresh batch as the engine would make it: one sequence a request, padded on the left. Compressed rows stand
-behind those of the window, in the same tensor.
+fresh batch: one sequence a request, padded on the left. Compressed rows stand behind those of the window, in
+the same tensor. Its visibility is always given as a mask, also where the engine would pass none: a claim must
+vary only what it names, and without a mask sdpa goes another way.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracekit.model import Array, AttentionCall, Bits, DType, KVFamily, KVRows, LaunchPlan, Ranges
+from tracekit.model import Array, AttentionCall, Bits, DType, LaunchPlan
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.torch_tensors import to_torch, torch_dtype
-from tracekit.providers.transformers_mask import mask_of_kind, rebuild_mask, whole
+from tracekit.providers.transformers_mask import mask_of_kind, rebuild_mask
+from tracekit.providers.transformers_plan import Segment, rows_held, segments, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,70 +45,16 @@ class Arguments:
     row_slots: npt.NDArray[np.int64]
 
 
-_SCALARS = ("batch", "query_length", "key_length", "mask_kind", "scaling", "is_causal", "module_is_causal")
 _HEADS_FIRST = ("deepseek_v4", "deepseek_v32")
 """Models whose queries lie in memory head by head."""
-_LAYOUT = ("q_layout", "kv_layout", "grad", "sink_dtype")
-
-
-def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
-    """Return why a plan does not describe the launch of its call, in one clause, or None.
-
-    A trace may come from anywhere: what is rebuilt from it is checked first.
-    """
-    missing = [name for name in (*_SCALARS, *_LAYOUT) if name not in plan.scalars]
-    arrays = [name for name in ("key_real",) if name not in plan.arrays]
-    if plan.scalars.get("mask_kind") != "none":
-        arrays += [name for name in ("mask",) if name not in plan.arrays]
-    if plan.scalars.get("mask_kind") == "additive":
-        low = ("mask_low", "mask_low_compressed")[: 2 if plan.scalars.get("compressed_length") else 1]
-        missing += [name for name in low if name not in plan.scalars]
-    if missing or arrays:
-        return f"its launch plan lacks {', '.join([*missing, *arrays])}"
-    compressed = len(call.selection.families) > 1
-    if compressed != ("compressed_length" in plan.scalars):
-        return "its launch plan is one of another number of KV families"
-    counts = [part.size for segment in _segments(call, plan)[1] for part in segment.slots]
-    if counts != [rows.count for family in call.selection.families for rows in _rows_held(call, family)]:
-        return "its launch plan places another number of KV rows than the call holds"
-    return None
 
 
 def relaunch(call: AttentionCall, plan: LaunchPlan) -> Arguments:
     """Rebuild the launch that a plan describes; `unusable` must have found nothing."""
     batch, length = (whole(plan, name) for name in ("batch", "query_length"))
-    places, segments = _segments(call, plan)
-    shape = _Shape(batch, length, places, segments, plan.row_slots)
+    places, parts = segments(call, plan)
+    shape = _Shape(batch, length, places, parts, plan.row_slots)
     return _arguments(call, shape, rebuild_mask(plan), plan.scalars)
-
-
-@dataclass(frozen=True, eq=False)
-class _Segment:
-    """The key slots of one family: how many, and which of them hold the rows of each request."""
-
-    family: KVFamily
-    length: int
-    slots: list[npt.NDArray[np.int64]]
-
-
-def _segments(call: AttentionCall, plan: LaunchPlan) -> tuple[list[int], list[_Segment]]:
-    """The batch place of each request, and the key slots of each family."""
-    batch, length, held = (whole(plan, name) for name in ("batch", "query_length", "key_length"))
-    packed = np.asarray(plan.arrays["key_real"], np.uint8)
-    real = np.unpackbits(packed, count=batch * held).astype(np.bool_).reshape(batch, held)
-    first = [int(np.argmax(call.rows.request == i)) for i in range(len(call.rows.requests))]
-    places = [int(plan.row_slots[row]) // length for row in first]
-    families = list(call.selection.families)
-    lengths = [held]
-    if len(families) > 1:
-        compressed = whole(plan, "compressed_length")
-        lengths = [held - compressed, compressed]
-    segments, start = [], 0
-    for family, size in zip(families, lengths, strict=True):
-        part = real[:, start : start + size]
-        segments.append(_Segment(family, size, [np.flatnonzero(part[place]) for place in places]))
-        start += size
-    return places, segments
 
 
 def fresh(call: AttentionCall, implementation: str) -> Arguments:
@@ -124,9 +72,9 @@ def fresh(call: AttentionCall, implementation: str) -> Arguments:
         b = int(call.rows.request[t])
         row_slots[t] = b * length + taken[b]
         taken[b] += 1
-    segments, masks = [], []
+    parts, masks = [], []
     for family, part in call.selection.families.items():
-        rows = _rows_held(call, family)
+        rows = rows_held(call, family)
         held = max(r.count for r in rows)
         # Padding stands before tokens and behind compressed rows, and at least one slot holds a token.
         held = max(held, 1) if family.ratio == 1 else held
@@ -137,14 +85,13 @@ def fresh(call: AttentionCall, implementation: str) -> Arguments:
             visible[b, s, part.row(t) - rows[b].first + starts[b]] = True
         masks.append(visible)
         slots = [np.arange(start, start + r.count) for start, r in zip(starts, rows, strict=True)]
-        segments.append(_Segment(family, held, slots))
+        parts.append(Segment(family, held, slots))
     visible = np.concatenate(masks, axis=2)
-    shape = _Shape(batch, length, list(range(batch)), segments, row_slots)
+    shape = _Shape(batch, length, list(range(batch)), parts, row_slots)
     scalars = _scalars(call, implementation)
-    if len(segments) > 1 and segments[1].family.ratio > 1:
-        scalars |= {"compressed_length": segments[1].length, "mask_low_compressed": -np.inf}
-    plain = implementation == "sdpa" and _is_plain(call, visible)
-    return _arguments(call, shape, None if plain else mask_of_kind(visible, scalars), scalars)
+    if len(parts) > 1 and parts[1].family.ratio > 1:
+        scalars |= {"compressed_length": parts[1].length, "mask_low_compressed": -np.inf}
+    return _arguments(call, shape, mask_of_kind(visible, scalars), scalars)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +99,7 @@ class _Shape:
     batch: int
     length: int
     places: list[int]
-    segments: list[_Segment]
+    segments: list[Segment]
     row_slots: npt.NDArray[np.int64]
 
 
@@ -161,7 +108,7 @@ def _arguments(
 ) -> Arguments:
     q = np.zeros((shape.batch * shape.length, *call.q.shape[1:]), call.q.data.dtype)
     q[shape.row_slots] = call.q.data
-    held = [_rows_held(call, segment.family) for segment in shape.segments]
+    held = [rows_held(call, segment.family) for segment in shape.segments]
     shared = all(rows.shared for part in held for rows in part)
     keys = _cache(shape, [[rows.keys.data for rows in part] for part in held])
     values = keys if shared else _cache(shape, [[rows.value_bits.data for rows in part] for part in held])
@@ -171,7 +118,7 @@ def _arguments(
     else:
         query = to_torch(Bits(q.transpose(0, 2, 1, 3), call.dtype))
     key = _laid_out(to_torch(Bits(keys, call.dtype)), scalars["kv_layout"])
-    layout = scalars.get("value_layout", scalars["kv_layout"])
+    layout = scalars.get("v_layout", scalars["kv_layout"])
     value = key if shared else _laid_out(to_torch(Bits(values, call.dtype)), layout)
     if scalars["grad"]:
         query, key, value = (x.requires_grad_() for x in (query, key, value))
@@ -206,10 +153,6 @@ def _cache(shape: _Shape, held: list[list[Array]]) -> Array:
     return cache
 
 
-def _rows_held(call: AttentionCall, family: KVFamily) -> list[KVRows]:
-    return [call.kv[key][family] for key in call.rows.requests]
-
-
 def _scalars(call: AttentionCall, implementation: str) -> dict[str, Scalar]:
     """What the engine passes for an ordinary decoder layer."""
     kind = torch_dtype(call.dtype)
@@ -227,15 +170,3 @@ def _scalars(call: AttentionCall, implementation: str) -> dict[str, Scalar]:
         "mask_low": float(torch.finfo(kind).min),
         "mask_dtype": call.dtype.value,
     }
-
-
-def _is_plain(call: AttentionCall, visible: npt.NDArray[np.bool_]) -> bool:
-    """Whether transformers would pass no mask: nothing padded, and causal from the first row, or one row."""
-    batch, length, held = visible.shape
-    (family, part), *more = call.selection.families.items()
-    rows = _rows_held(call, family)
-    full = call.num_rows == batch * length and all(r.count == held and r.first == 0 for r in rows)
-    if more or not full or not isinstance(part, Ranges):
-        return False
-    triangle = np.tri(length, held, dtype=np.bool_)
-    return bool(visible.all()) if length == 1 else length == held and bool((visible == triangle).all())

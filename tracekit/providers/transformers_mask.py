@@ -9,6 +9,7 @@ import torch
 from tracekit.model import DType, LaunchPlan
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.torch_tensors import torch_dtype
+from tracekit.providers.transformers_plan import whole
 
 
 def rebuild_mask(plan: LaunchPlan) -> torch.Tensor | None:
@@ -42,11 +43,4 @@ def mask_of_kind(visible: npt.NDArray[np.bool_], scalars: Mapping[str, Scalar]) 
 
 def _number(value: Scalar) -> float:
     assert isinstance(value, float)
-    return value
-
-
-def whole(plan: LaunchPlan, name: str) -> int:
-    """Return a whole number of a launch plan."""
-    value = plan.scalars[name]
-    assert isinstance(value, int)
     return value

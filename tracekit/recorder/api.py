@@ -9,8 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from tracekit.errors import UsageError
+from tracekit.errors import TracekitError, UsageError
 from tracekit.model import AttentionCall, Bits, IndexerCall, Recording
+from tracekit.recorder.conventions import contradictions
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
 from tracekit.recorder.manual import ManualSession
@@ -18,7 +19,10 @@ from tracekit.recorder.session import Session
 
 
 class CaptureIncomplete(UserWarning):
-    """Calls are missing from a trace although no filter asked for it; the ledger says which and why."""
+    """A trace lacks calls that no filter left out: not seen, not understood, or over KV that changed.
+
+    The ledger says which and why.
+    """
 
 
 class Attach(Protocol):
@@ -57,10 +61,14 @@ def record(
     layers: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
     derive: Callable[[AttentionCall], Bits] | None = derive_lse,
+    force: bool = False,
     write: Writer | None = None,
     **options: Any,
 ) -> Iterator[ManualSession]:
     """Record attention into a trace, written when the block is left.
+
+    Where the block raises, what was recorded is written too, with a note and its last step cut, but only to
+    a path where no file is.
 
     `with tracekit.record("run.h5", engine="transformers", model=model): model.generate(...)`
 
@@ -71,18 +79,30 @@ def record(
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
         derive: gives the LSE of calls whose kernel gave none.
+        force: write over a file that exists.
         write: writes the trace; None takes `tracekit.store.write_trace`.
         options: what the engine adapter needs (`model` for transformers).
 
     Raises:
-        UsageError: `R-ENGINE` for an engine that is not known.
+        UsageError: `R-ENGINE` for an engine that is not known; `U-EXISTS`, `U-FOLDER` for the path.
+        TraceUnwritable: `F-KIND`, `F-WRITE`.
         Unsupported: the model cannot be recorded, or never called the attention interface.
+        ConventionContradicted: the numbers do not fit the declared conventions; the trace is written.
 
     Warns:
         CaptureIncomplete: calls are missing that no filter left out; `session.problems` lists why.
     """
     if engine is None and "model" in options:
         engine = "transformers"
+    if engine is None and options:
+        raise UsageError(
+            f"record() does not know the option {', '.join(options)}; without an engine it takes layers, "
+            "steps, derive, force and write.",
+            rule="R-OPTION",
+            options=list(options),
+        )
+    if write is None:
+        importlib.import_module("tracekit.store.target").check_target(path, force=force)
     session = ManualSession(parse_filters(layers, steps), derive)
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:
@@ -91,23 +111,40 @@ def record(
         else:
             with adapter:
                 yield session
-    except BaseException:
-        # What was recorded before the failure is still evidence; the failure itself goes on.
-        if session.recorded:
-            _save(Path(path), session, write)
+    except BaseException as failure:
+        _keep_part(Path(path), session, write, failure)
         raise
-    _save(Path(path), session, write)
+    calls = _save(Path(path), session, write)
     if session.problems:
         more = f" (and {len(session.problems) - 1} more)" if len(session.problems) > 1 else ""
         warnings.warn(f"{path}: {session.problems[0]}{more}", CaptureIncomplete, stacklevel=3)
+    # The trace is written first: what was recorded stays, whatever its conventions turn out to be.
+    for error in contradictions(calls):
+        raise error
 
 
-def _save(path: Path, session: Session, write: Writer | None) -> None:
+def _keep_part(path: Path, session: Session, write: Writer | None, error: BaseException) -> None:
+    """What was recorded before a failure is evidence, but never in the place of a whole recording."""
+    if not session.recorded:
+        return
+    if write is None and path.exists():
+        error.add_note(f"tracekit: {path} stays as it was; what was recorded before this is not kept.")
+        return
+    text = f"ended by {type(error).__name__}: {error}"[:500]
+    session.interrupt(text.encode("ascii", "backslashreplace").decode())
+    try:
+        _save(path, session, write)
+    except (TracekitError, OSError) as second:
+        error.add_note(f"tracekit: what was recorded before this is not kept: {second}")
+
+
+def _save(path: Path, session: Session, write: Writer | None) -> list[AttentionCall]:
     recording, calls = session.finish()
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
     more = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
     session.written = write(path, recording, calls, **more)
+    return calls
 
 
 def _adapter(name: str) -> Attach:

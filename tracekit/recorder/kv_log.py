@@ -2,7 +2,8 @@
 
 A decode of 512 steps reads the same rows 512 times. On each call the rows that the kernel consumed are
 compared, byte by byte, with those already held: equal rows become a view of the log. Rows that changed
-start a new log of the next generation; they never replace what an earlier call has seen.
+are refused, unless the engine says that it wrote them anew (a higher `generation`): then a new log begins.
+They never replace what an earlier call has seen.
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +14,14 @@ from tracekit.model import Array, Bits, DType, KVRows
 from tracekit.recorder.observation import SeenKV
 
 _START = 64
+
+
+class RowChanged(Exception):
+    """A row was overwritten, and its generation is the old one."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
 
 
 @dataclass
@@ -74,17 +83,17 @@ class KVLog:
 
     _logs: list[_Log] = field(default_factory=list)
 
-    def observe(self, rows: SeenKV) -> tuple[Extent, int | None]:
+    def observe(self, rows: SeenKV) -> Extent:
         """Take note of the rows that a call consumed.
 
         Args:
             rows: borrowed; copied only where they are not held yet.
 
-        Returns:
-            The extent, and the logical index of the first row that changed since it was last read.
+        Raises:
+            RowChanged: a row is not what it was when it was last read in the same generation; the log
+                stays as it was.
         """
         parts = rows.parts
-        changed = None
         if self._logs:
             log = self._logs[-1]
             lo, hi = max(rows.first, log.first), min(rows.end, log.end)
@@ -92,20 +101,21 @@ class KVLog:
                 held = max(hi - rows.first, 0)
                 if _same(log.window(lo, hi), [part[:, :held] for part in parts]):
                     log.append([part[:, held:] for part in parts])
-                    return Extent(log, rows.first, rows.end), None
-                changed = lo + _first_difference(log.window(lo, hi), [part[:, :held] for part in parts])
-        generation = 0 if not self._logs else self._logs[-1].generation + (changed is not None)
+                    return Extent(log, rows.first, rows.end)
+                raise RowChanged(
+                    lo + _first_difference(log.window(lo, hi), [part[:, :held] for part in parts])
+                )
         shapes = [(p.shape[0], max(_START, p.shape[1]), p.shape[2]) for p in parts]
         log = _Log(
             rows.first,
             rows.first,
-            max(generation, rows.generation),
+            max(self._logs[-1].generation if self._logs else 0, rows.generation),
             rows.keys.dtype,
             [np.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)],
         )
         log.append(parts)
         self._logs.append(log)
-        return Extent(log, rows.first, rows.end), changed
+        return Extent(log, rows.first, rows.end)
 
 
 def _alike(log: _Log, rows: SeenKV, parts: list[Array]) -> bool:

@@ -5,14 +5,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit.canonical.kv_axis import split_kv
-from tracekit.errors import UsageError
+from tracekit.errors import InvalidCall, UsageError
 from tracekit.model import (
     Bits,
     Conventions,
     ExecutedIdentity,
     KVFamily,
+    KVSource,
     Mode,
     Origin,
     Output,
@@ -74,6 +76,8 @@ class ManualSession(Session):
         lse: Any = None,
         sink: Any = None,
         window: int | None = None,
+        generation: int = 0,
+        kv_source: KVSource | str = KVSource.WRITTEN,
         kernel: str = "custom",
         libraries: Mapping[str, str] | None = None,
     ) -> None:
@@ -92,25 +96,64 @@ class ManualSession(Session):
             lse: FP32 `[T, H]`, natural logarithm, sink not counted.
             sink: FP32 `[H]` logit that joins the denominator.
             window: sliding window in tokens.
+            generation: write epoch of the KV rows; raise it when you have written rows over.
+            kv_source: `consumed` where keys and values are what the kernel read (read back from its cache),
+                `written` where they are what was computed for it.
             kernel: name of the kernel that ran.
             libraries: package -> version of what ran.
 
         Raises:
             ConventionAmbiguous: `C-KV-AXIS` when `kv` can be read in two ways.
-            InvalidCall: shapes or dtypes do not fit.
-            UsageError: `R-MANUAL` when neither `kv` nor keys and values were given.
+            InvalidCall: `R-SHAPE`, `R-TENSOR`, `M-CALL-DTYPE` when shapes or dtypes do not fit.
+            UsageError: `R-MANUAL` when neither `kv` nor keys and values were given; `R-KV-SOURCE`.
         """
         if not self.wants(layer):
             self.skip()
             return
         aliases = [alias for alias, count in self._new.items() if count]
-        packed = _by_request(kv, aliases) if kv is not None else None
+        request, positions = self._new_rows(aliases)
+        packed = None if kv is None else (kv, num_kv_heads, kv_axis)
+        held = {
+            self._handles[alias]: {KVFamily.DENSE: SeenKV(_head_major(k), _head_major(v), 0, generation)}
+            for alias, (k, v) in self._kv_of(aliases, packed, keys, values).items()
+        }
+        lo = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
+        self.observe(
+            Observation(
+                layer=layer,
+                requests=tuple(self._handles[alias] for alias in aliases),
+                request=request,
+                positions=positions,
+                q=_queries(q, positions.size),
+                kv=held,
+                sink=None if sink is None else as_bits(sink, "sink"),
+                selection=Selection({KVFamily.DENSE: Ranges(lo, positions + 1)}),
+                out=None if out is None else Output(as_bits(out, "out"), Origin.EXECUTED),
+                lse=None if lse is None else Output(as_bits(lse, "lse"), Origin.EXECUTED),
+                conventions=Conventions(scale_to_bits(scale), window=window, kv_source=_source(kv_source)),
+                provenance=Provenance("manual", kernel, ExecutedIdentity(kernel, dict(libraries or {}))),
+            )
+        )
+
+    def _new_rows(self, aliases: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """The index of the request of each new row of the step, and its position."""
+        counts = [self._new[alias] for alias in aliases]
+        ends = [len(self.requests[self._handles[alias]].tokens) for alias in aliases]
+        positions = [np.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]
+        request = np.repeat(np.arange(len(aliases), dtype=np.int32), counts)
+        return request, np.concatenate([np.zeros(0, np.int64), *positions])
+
+    def _kv_of(
+        self, aliases: list[str], packed: tuple[Any, int, int | None] | None, keys: Any, values: Any
+    ) -> dict[str, tuple[Bits, Bits]]:
+        """Keys and values of each request, out of one array each or apart."""
+        per_kv = {} if packed is None else _by_request(packed[0], aliases)
         per_key, per_value = _by_request(keys, aliases), _by_request(values, aliases)
-        seen: dict[Handle, dict[KVFamily, SeenKV]] = {}
+        found = {}
         for alias in aliases:
-            if packed is not None:
-                bits = as_bits(packed[alias], "kv")
-                k, v = (Bits(a, bits.dtype) for a in split_kv(bits.data, num_kv_heads, kv_axis))
+            if packed is not None and alias in per_kv:
+                bits = as_bits(per_kv[alias], "kv")
+                k, v = (Bits(a, bits.dtype) for a in split_kv(bits.data, *packed[1:]))
             elif alias in per_key and alias in per_value:
                 k, v = as_bits(per_key[alias], "keys"), as_bits(per_value[alias], "values")
             else:
@@ -119,34 +162,41 @@ class ManualSession(Session):
                     rule="R-MANUAL",
                     request=alias,
                 )
-            seen[self._handles[alias]] = {KVFamily.DENSE: SeenKV(_head_major(k), _head_major(v))}
-        counts = [self._new[alias] for alias in aliases]
-        positions = np.concatenate(
-            [
-                np.arange(
-                    len(self.requests[self._handles[a]].tokens) - n,
-                    len(self.requests[self._handles[a]].tokens),
-                )
-                for a, n in zip(aliases, counts, strict=True)
-            ]
-        )
-        lo = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
-        self.observe(
-            Observation(
-                layer=layer,
-                requests=tuple(self._handles[alias] for alias in aliases),
-                request=np.repeat(np.arange(len(aliases), dtype=np.int32), counts),
-                positions=positions,
-                q=as_bits(q, "q"),
-                kv=seen,
-                sink=None if sink is None else as_bits(sink, "sink"),
-                selection=Selection({KVFamily.DENSE: Ranges(lo, positions + 1)}),
-                out=None if out is None else Output(as_bits(out, "out"), Origin.EXECUTED),
-                lse=None if lse is None else Output(as_bits(lse, "lse"), Origin.EXECUTED),
-                conventions=Conventions(scale_to_bits(scale), window=window),
-                provenance=Provenance("manual", kernel, ExecutedIdentity(kernel, dict(libraries or {}))),
+            tokens = len(self.requests[self._handles[alias]].tokens)
+            found[alias] = (
+                _held(k, f"keys of request {alias!r}", "[N, Hkv, D]", tokens),
+                _held(v, f"values of request {alias!r}", "[N, Hkv, Dv]", tokens),
             )
-        )
+        return found
+
+
+def _source(value: KVSource | str) -> KVSource:
+    try:
+        return KVSource(value)
+    except ValueError:
+        valid = [source.value for source in KVSource]
+        raise UsageError(
+            f"kv_source is {' or '.join(valid)}, not {value!r}.", rule="R-KV-SOURCE", value=value, valid=valid
+        ) from None
+
+
+def _queries(q: Any, count: int) -> Bits:
+    bits = as_bits(q, "q")
+    if len(bits.shape) != 3 or bits.shape[0] != count:
+        raise _shape(f"q is [T, H, D] with T = {count} rows, the new tokens of the step", bits)
+    return bits
+
+
+def _held(bits: Bits, name: str, axes: str, tokens: int) -> Bits:
+    if len(bits.shape) != 3 or bits.shape[0] < tokens:
+        raise _shape(f"{name} are {axes} with N = {tokens} rows from position 0 on", bits)
+    return bits
+
+
+def _shape(text: str, bits: Bits) -> InvalidCall:
+    return InvalidCall(
+        f"{text}, not {list(bits.shape)}; pass that shape.", rule="R-SHAPE", shape=list(bits.shape)
+    )
 
 
 def _by_request(value: Any, aliases: list[str]) -> Mapping[str, Any]:

@@ -10,14 +10,30 @@ from tracekit.model import Array, Mode, Request, RequestKey
 from tracekit.recorder.observation import Handle
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Since when a request is not followed.
+
+    Args:
+        step: where its KV was seen to have changed.
+        generation: of its KV there; a higher one begins anew.
+        sound: its tokens before that step, which its KV was made of.
+    """
+
+    step: int
+    generation: int
+    sound: int
+
+
 @dataclass
 class OpenRequest:
-    """One request: its tokens so far, and where its prompt ends."""
+    """One request: its tokens so far, where its prompt ends, and whether its cache still holds its tokens."""
 
     alias: str
     tokens: list[int] = field(default_factory=list)
     prompt_length: int = 0
     decoding: bool = False
+    lost: Lost | None = None
 
     def extend(self, tokens: Array) -> Mode:
         """Append the tokens of a step and say what the step is for this request.
@@ -69,12 +85,14 @@ class RequestTable:
         seen: dict[str, int] = {}
         resolved = []
         for open_request in self._requests:
-            tokens = np.array(open_request.tokens, np.int64)
-            digest = RequestKey.of_prompt(tokens[: open_request.prompt_length]).digest
+            sound = None if open_request.lost is None else open_request.lost.sound
+            tokens = np.array(open_request.tokens[:sound], np.int64)
+            prompt_length = min(open_request.prompt_length, tokens.size)
+            digest = RequestKey.of_prompt(tokens[:prompt_length]).digest
             key = RequestKey(digest, seen.get(digest, 0))
             seen[digest] = key.ordinal + 1
             self._keys.append(key)
-            resolved.append(Request(key, tokens, open_request.prompt_length, open_request.alias))
+            resolved.append(Request(key, tokens, prompt_length, open_request.alias))
         return tuple(resolved)
 
     def key(self, handle: Handle) -> RequestKey:

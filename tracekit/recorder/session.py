@@ -29,17 +29,17 @@ from tracekit.model import (
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
 from tracekit.recorder.kept import Kept, KeptIndexer
-from tracekit.recorder.kv_log import Extent, KVLog
+from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
 from tracekit.recorder.ledger import OpenStep
 from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
-from tracekit.recorder.requests import RequestTable
+from tracekit.recorder.requests import Lost, RequestTable
 
 
 class Session:
     """One recording.
 
-    `problems` lists what went wrong, in words; `written` is what the writer of the trace gave back;
-    `indexer_calls` are the launches of sparse indexers, once `finish` has run.
+    `problems` lists what went wrong, in words; `notes` is free text for `inspect`; `written` is what the
+    writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run.
 
     Args:
         filters: what to keep.
@@ -102,6 +102,9 @@ class Session:
     def observe(self, seen: Observation) -> None:
         """Keep a launch, or count it as filtered.
 
+        A launch over KV that changed without a new generation is cut here: nobody knows which tokens its
+        rows are made of.
+
         Raises:
             TracekitError: the launch breaks a rule; give the error to `fail`.
         """
@@ -110,11 +113,11 @@ class Session:
             self.skip()
             return
         token_ids = self._token_ids(seen)
-        kv: dict[Handle, dict[KVFamily, Extent]] = {}
-        for handle, families in seen.kv.items():
-            kv[handle] = {
-                family: self._log(handle, seen.layer, family, rows) for family, rows in families.items()
-            }
+        try:
+            kv = {handle: self._kv(seen, handle, families) for handle, families in seen.kv.items()}
+        except Unsupported as changed:
+            self.fail(changed, f"layer {seen.layer}")
+            return
         self._kept.append(Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
         step.fired += 1
         step.recorded += 1
@@ -123,16 +126,17 @@ class Session:
         """Keep a launch of a sparse indexer, where the filters keep its layer. The ledger counts attention.
 
         Raises:
-            TracekitError: the launch breaks a rule; give the error to `fail`.
+            TracekitError: the launch breaks a rule, or its keys changed; give the error to `fail`.
         """
         self._running()
         if not self.wants(seen.layer):
             return
+        token_ids = self._token_ids(seen)
         keys = {
-            handle: self._log(handle, seen.layer, KVFamily.INDEX, rows) for handle, rows in seen.keys.items()
+            handle: self._kv(seen, handle, {KVFamily.INDEX: rows})[KVFamily.INDEX]
+            for handle, rows in seen.keys.items()
         }
-        kept = KeptIndexer(self.current, replace(seen, keys={}), self._token_ids(seen), keys)
-        self._kept_indexers.append(kept)
+        self._kept_indexers.append(KeptIndexer(self.current, replace(seen, keys={}), token_ids, keys))
 
     def _token_ids(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.int64]:
         token_ids = np.full(seen.positions.shape, -1, np.int64)
@@ -141,15 +145,42 @@ class Session:
             token_ids[mine] = self.requests.tokens(handle, seen.positions[mine])
         return token_ids
 
-    def _log(self, handle: Handle, layer: int, family: KVFamily, rows: SeenKV) -> Extent:
-        log = self._logs.setdefault((handle, layer, family), KVLog())
-        extent, changed = log.observe(rows)
-        if changed is not None:
-            self.problems.append(
-                f"step {self.current}, layer {layer}: KV row {changed} of request {handle} "
-                "changed since it was last read; a new generation of its rows begins."
+    def _kv(
+        self, seen: Observation | IndexerObservation, handle: Handle, families: Mapping[KVFamily, SeenKV]
+    ) -> dict[KVFamily, Extent]:
+        """Log the KV rows of one request of a launch.
+
+        Raises:
+            Unsupported: `R-KV-CHANGED` when they changed in one generation, now or in an earlier step.
+        """
+        request = self.requests[handle]
+        name = f"request {request.alias or handle}"
+        generation = max(rows.generation for rows in families.values())
+        if request.lost is not None and generation <= request.lost.generation:
+            raise Unsupported(
+                f"{name} is not followed any more, as its KV changed at step {request.lost.step}.",
+                rule="R-KV-CHANGED",
+                request=handle,
+                step=request.lost.step,
             )
-        return extent
+        request.lost = None
+        extents = {}
+        for family, rows in families.items():
+            log = self._logs.setdefault((handle, seen.layer, family), KVLog())
+            try:
+                extents[family] = log.observe(rows)
+            except RowChanged as changed:
+                mine = seen.positions[seen.request == seen.requests.index(handle)]
+                request.lost = Lost(self.current, generation, int(mine.min(initial=len(request.tokens))))
+                raise Unsupported(
+                    f"KV row {changed.row} of {name} changed since it was last read: its cache was reordered "
+                    "(beam search) or written over, and is not made of its tokens any more; the call is not "
+                    "kept. Record one sequence a place (num_beams=1), or report a new generation.",
+                    rule="R-KV-CHANGED",
+                    request=handle,
+                    row=changed.row,
+                ) from None
+        return extents
 
     def fail(self, error: Exception, where: str, *, fired: bool = True) -> None:
         """Note that a hook failed; the engine goes on.
@@ -179,17 +210,24 @@ class Session:
         self._ledger.append(line)
         self._open = None
 
+    def interrupt(self, reason: str) -> None:
+        """The program ended before its recording did: the last step may lack calls."""
+        self.notes["recording"] = reason
+        if self._open is not None:
+            self.end(reason)
+        elif self._ledger:
+            last = self._ledger[-1]
+            self._ledger[-1] = replace(last, cut="; ".join(filter(None, [last.cut, reason])))
+
     def finish(self) -> tuple[Recording, list[AttentionCall]]:
         """Return the nouns. Requests get their keys, calls their rows of the KV log, and a derived LSE.
 
         Raises:
-            Unsupported: `R-BYPASS` when steps ran and no hook fired in any of them; `R-NOTHING` when every
-                hook failed.
+            Unsupported: `R-BYPASS` when steps ran and no hook fired in any of them; `R-NOTHING` when calls
+                were seen and none of them could be kept.
             NothingSelected: `R-FILTER` when the filters left nothing.
         """
         self.end()
-        if self._ledger and not self._kept:
-            self._explain_nothing()
         requests = self.requests.resolve()
         calls = []
         for kept in self._kept:
@@ -202,6 +240,8 @@ class Session:
                 self.indexer_calls.append(self._indexer_call(one))
             except TracekitError as error:
                 self._lose(one.step, one.seen.layer, error, recorded=0)
+        if self._ledger and not calls:
+            self._explain_nothing()
         recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
         return recording, calls
 
@@ -209,13 +249,15 @@ class Session:
         """Steps ran and no call was kept: say which of the three reasons it is."""
         model = self.identity.architecture or "the model"
         steps = len(self._ledger)
-        if any(line.filtered for line in self._ledger):
+        fired, filtered = (
+            sum(getattr(line, name) for line in self._ledger) for name in ("fired", "filtered")
+        )
+        if fired and fired == filtered:
             raise NothingSelected(
-                f"the filters leave none of the {sum(line.filtered for line in self._ledger)} calls of "
-                f"{steps} steps; widen layers= or steps=.",
+                f"the filters leave none of the {filtered} calls of {steps} steps; widen layers= or steps=.",
                 rule="R-FILTER",
             )
-        if not any(line.fired for line in self._ledger):
+        if not fired:
             raise Unsupported(
                 f"{model} ran {steps} steps and never called the attention interface: its attention bypasses "
                 "it. Call session.attention(...) from the attention code, or set an implementation that "
@@ -225,7 +267,8 @@ class Session:
                 model=model,
             )
         raise Unsupported(
-            f"{model}: nothing was recorded in {steps} steps. The first problem: {self.problems[0]}",
+            f"{model}: none of {fired - filtered} calls in {steps} steps could be kept. "
+            f"The first problem: {self.problems[0]}",
             rule="R-NOTHING",
             steps=steps,
             problems=self.problems,

@@ -1,14 +1,11 @@
 """Ways to re-arrange a call that several relations share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tracekit.model import Array, AttentionCall, Bits, KVFamily, Lists, Ranges, RequestKey, Rows, Selection
-
-_FOREIGN = 1_000_000
-"""Added to the ordinal of a request to make another request of it; no recording has so many equal prompts."""
 
 
 def orders(count: int, random: np.random.Generator, permutations: int = 3) -> Iterator[tuple[str, Array]]:
@@ -37,10 +34,12 @@ def by_request(call: AttentionCall) -> list[Array]:
 
 
 def foreign(call: AttentionCall, number: int = 0) -> AttentionCall:
-    """Return the call as other requests with the same numbers: rows that are run, but not compared."""
-    renamed = {
-        key: RequestKey(key.digest, key.ordinal + _FOREIGN * (number + 1)) for key in call.rows.requests
-    }
+    """Return the call as other requests with the same numbers: rows that are run, but not compared.
+
+    Their ordinals lie above every ordinal of the call; another `number` gives requests of another kind again.
+    """
+    above = (number + 1) * (1 + max(key.ordinal for key in call.rows.requests))
+    renamed = {key: RequestKey(key.digest, key.ordinal + above) for key in call.rows.requests}
     rows = Rows(
         tuple(renamed[key] for key in call.rows.requests),
         call.rows.request,
@@ -51,20 +50,21 @@ def foreign(call: AttentionCall, number: int = 0) -> AttentionCall:
     return replace(call, rows=rows, kv=kv, out=None, lse=None, launch=None, grads=None)
 
 
-def join(left: AttentionCall, right: AttentionCall) -> AttentionCall:
-    """Return one call with the rows of both; their requests are different ones."""
+def join(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """Return one call with the rows of all; their requests are different ones."""
+    first = np.cumsum([0] + [len(call.rows.requests) for call in calls])
     rows = Rows(
-        left.rows.requests + right.rows.requests,
-        np.concatenate([left.rows.request, right.rows.request + len(left.rows.requests)]),
-        np.concatenate([left.rows.positions, right.rows.positions]),
-        np.concatenate([left.rows.token_ids, right.rows.token_ids]),
+        tuple(key for call in calls for key in call.rows.requests),
+        np.concatenate([call.rows.request + start for call, start in zip(calls, first, strict=False)]),
+        np.concatenate([call.rows.positions for call in calls]),
+        np.concatenate([call.rows.token_ids for call in calls]),
     )
     return replace(
-        left,
+        calls[0],
         rows=rows,
-        q=Bits(np.concatenate([left.q.data, right.q.data]), left.q.dtype),
-        kv={**left.kv, **right.kv},
-        selection=_joined(left.selection, right.selection),
+        q=Bits(np.concatenate([call.q.data for call in calls]), calls[0].q.dtype),
+        kv={key: families for call in calls for key, families in call.kv.items()},
+        selection=_joined([call.selection for call in calls]),
         out=None,
         lse=None,
         launch=None,
@@ -72,13 +72,14 @@ def join(left: AttentionCall, right: AttentionCall) -> AttentionCall:
     )
 
 
-def _joined(left: Selection, right: Selection) -> Selection:
+def _joined(selections: Sequence[Selection]) -> Selection:
     families: dict[KVFamily, Ranges | Lists] = {}
-    for family, one in left.families.items():
-        other = right.families[family]
-        if isinstance(one, Ranges) and isinstance(other, Ranges):
-            families[family] = Ranges(np.concatenate([one.lo, other.lo]), np.concatenate([one.hi, other.hi]))
+    for family in selections[0].families:
+        parts = [selection.families[family] for selection in selections]
+        ranges = [part for part in parts if isinstance(part, Ranges)]
+        if len(ranges) == len(parts):
+            lo, hi = (np.concatenate([getattr(part, end) for part in ranges]) for end in ("lo", "hi"))
+            families[family] = Ranges(lo, hi)
         else:
-            rows = [part.row(t) for part in (one, other) for t in range(part.rows)]
-            families[family] = Lists.of(rows)
+            families[family] = Lists.of([part.row(t) for part in parts for t in range(part.rows)])
     return Selection(families)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class IndexerVariant:
     launch: IndexerLaunch
 
 
+@runtime_checkable
 class IndexerRelation(Protocol):
     """One promise about the choices of an indexer."""
 

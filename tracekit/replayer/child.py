@@ -1,37 +1,42 @@
 """The child process: makes a provider, runs variants of a call, sends answers back. Judges nothing.
 
-Started as `python -m tracekit.replayer.child FD` with one end of a socket pair. What a provider raises never
-leaves as a traceback: it becomes an error with a rule.
+Started as `python -P -m tracekit.replayer.child FD PARENT` with one end of a socket pair and the id of the
+process that started it. Without `-P` a file of the working folder could stand in for a module of the standard
+library. What a provider raises never leaves as a traceback: it becomes an error with a rule.
 """
 
+import ctypes
+import os
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
-from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsupported, UsageError
+from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, IndexerCall
-from tracekit.providers.base import Execution, Launch, Provider
+from tracekit.providers.base import Execution, Launch, Provider, roundings
 from tracekit.providers.indexers import IndexerLaunch, IndexerProvider
 from tracekit.relations.base import Variant
 from tracekit.relations.indexers import IndexerVariant
+from tracekit.replayer import plain
+from tracekit.replayer.channel import Channel
 from tracekit.replayer.choices import gather_choices
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
     Begin,
-    Description,
     Message,
     Next,
     Open,
     Refuses,
+    Rounds,
     Take,
     gather,
 )
 
-_OWN = (Unsupported, Unavailable, UsageError, ProviderFailed)
-"""What a provider may say on purpose; anything else that it raises is a failure of the kernel."""
+_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -47,14 +52,15 @@ class Child:
         match message:
             case Open(source):
                 self.provider = provider = source.make()
-                can = provider.capabilities() if isinstance(provider, Provider) else None
-                return Description(provider.id, can, provider.advertised(), provider.identity())
+                return plain.description(provider, indexer=source.indexer)
             case Take(call):
                 self.call = call
                 return None
             case Refuses():
-                refuses: Any = self.provider.refuses
-                return refuses(self.call)
+                return self._refuses()
+            case Rounds():
+                own: Any = self.provider
+                return roundings(own, self.call)  # type: ignore[arg-type]
             case Baseline(threads):
                 call = self.call
                 alone = IndexerLaunch((call,)) if isinstance(call, IndexerCall) else Launch((call,))
@@ -73,37 +79,46 @@ class Child:
             launch = replace(launch, execution=Execution(threads=threads))
         run: Any = self.provider.run
         if isinstance(launch, IndexerLaunch):
-            return gather_choices(launch, run(launch))
-        return gather(launch, run(launch))
+            answered = gather_choices(launch, run(launch))
+        else:
+            answered = gather(launch, run(launch))
+        return replace(answered, executed=plain.identity(answered.executed))
+
+    def _refuses(self) -> str | None:
+        refuses: Any = self.provider.refuses
+        try:
+            return plain.refusal(refuses(self.call))
+        except Unsupported as error:  # said in another way than the protocol has it, but said
+            return plain.said(error) or "it raised Unsupported"
 
 
-def serve(connection: Connection) -> None:
+def serve(channel: Channel) -> None:
     """Answer messages until the parent hangs up."""
     child = Child()
     while True:
         try:
-            message = connection.recv()
+            message = channel.receive()
         except EOFError:
             return
         reply: Any
         try:
             reply = child.answer(message)
-        except _OWN as error:
-            reply = error
         except BaseException as error:  # a provider may raise anything, SystemExit included
-            reply = _raised(error)
-        connection.send(reply)
+            reply = plain.failure(error, opening=isinstance(message, Open))
+        channel.send(reply)
 
 
-def _raised(error: BaseException) -> TracekitError:
-    kind, text = type(error).__name__, " ".join(str(error).split())
-    return ProviderFailed(
-        f"the kernel raised {kind}{': ' if text else ''}{text[:300]}.",
-        rule="P-RAISED",
-        exception=kind,
-        text=text,
-    )
+def die_with(parent: int) -> None:
+    """Let this process end when its parent does, even in the middle of a kernel that never returns.
+
+    Linux does it; elsewhere the process ends at its next look at the socket.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent is gone")
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    die_with(int(sys.argv[2]))
+    serve(Channel(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,6 +1,9 @@
 """What goes between the replay and the child process in which a kernel runs."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -8,9 +11,9 @@ import numpy.typing as npt
 from tracekit.errors import ProviderFailed
 from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, IndexerCall, RequestKey, Rows
 from tracekit.providers import indexers
-from tracekit.providers.base import Answer, Capabilities, Launch, Provider
+from tracekit.providers.base import Answer, Capabilities, Launch, Provider, Tensors
 from tracekit.providers.indexers import IndexerProvider
-from tracekit.providers.registry import create
+from tracekit.providers.registry import create, is_own
 from tracekit.relations.base import Relation
 from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import ClaimId
@@ -21,9 +24,16 @@ class Named:
     """A provider by name."""
 
     spec: str
+    indexer: ClassVar[bool] = False
 
     def make(self) -> Provider:
-        """Make it, in the child."""
+        """Make it, in the child.
+
+        A module of the user may stand in the working folder; it is looked for there last, so that no file
+        of that folder hides a module of anybody else.
+        """
+        if is_own(self.spec):
+            sys.path.append(str(Path.cwd()))
         return create(self.spec)
 
 
@@ -32,6 +42,11 @@ class Broken:
     """The broken twin of a relation."""
 
     relation: Relation | IndexerRelation
+
+    @property
+    def indexer(self) -> bool:
+        """Whether it is one of an indexer."""
+        return isinstance(self.relation, IndexerRelation)
 
     def make(self) -> Provider | IndexerProvider:
         """Make it, in the child."""
@@ -43,6 +58,7 @@ class NamedIndexer:
     """An indexer by name."""
 
     name: str
+    indexer: ClassVar[bool] = True
 
     def make(self) -> IndexerProvider:
         """Make it, in the child."""
@@ -89,10 +105,11 @@ class Answered:
         """
         number = {key: index for index, key in enumerate(rows.requests)}
         mine = np.array([number.get(key, -1) for key in self.requests], np.int64)[self.request]
-        wide = np.int64(1 + max(int(rows.positions.max()), int(self.positions.max())))
-        known = rows.request * wide + rows.positions
+        # Positions by their rank, for a product of requests and positions need not fit into 64 bits.
+        ranks = np.unique(np.concatenate([rows.positions, self.positions]))
+        known = rows.request * np.int64(ranks.size) + np.searchsorted(ranks, rows.positions)
         order = np.argsort(known)
-        wanted = mine * wide + self.positions
+        wanted = mine * np.int64(ranks.size) + np.searchsorted(ranks, self.positions)
         found = order[np.minimum(np.searchsorted(known, wanted, sorter=order), order.size - 1)]
         places = np.flatnonzero((mine >= 0) & (known[found] == wanted))
         places = places[np.argsort(found[places], kind="stable")]
@@ -105,9 +122,15 @@ def gather(launch: Launch, answer: Answer) -> Answered:
     Raises:
         ProviderFailed: `P-ANSWER`, an answer is missing or has another shape or dtype than its call.
     """
+    if not isinstance(answer, Answer) or not isinstance(answer.tensors, (tuple, list)):
+        raise _wrong(f"an object of type {type(answer).__name__[:80]}")
     if len(answer.tensors) != len(launch.calls):
         raise _wrong(f"{len(answer.tensors)} answers to {len(launch.calls)} calls")
     for call, tensors in zip(launch.calls, answer.tensors, strict=True):
+        if not isinstance(tensors, Tensors) or not all(
+            isinstance(bits, Bits) for bits in (tensors.out, tensors.lse) if bits is not None
+        ):
+            raise _wrong(f"an object of type {type(tensors).__name__[:80]} for a call")
         out = (call.num_rows, call.num_heads, call.value_dim)
         if tensors.out.shape != out or tensors.out.dtype is not call.dtype:
             raise _wrong(f"O {tensors.out} where {call.dtype} {list(out)} was asked for")
@@ -160,6 +183,11 @@ class Refuses:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """Ask where the provider rounds on the call; reply the dtypes of scores and of P."""
+
+
+@dataclass(frozen=True)
 class Baseline:
     """Run the call as it stands; reply `Answered`."""
 
@@ -180,4 +208,39 @@ class Next:
     """Run the next variant; reply its name and `Answered`, or None after the last."""
 
 
-Message = Open | Take | Refuses | Baseline | Begin | Next
+Message = Open | Take | Refuses | Rounds | Baseline | Begin | Next
+
+
+_SLACK = 1 << 20
+_CHOSEN = 8
+"""Bytes of one choice of an indexer: an id and a score."""
+
+_MORE_ROWS = 64
+"""Times the rows of a call that its largest variant may have, companions counted; no claim comes near."""
+
+
+def most_bytes(message: Message, call: AttentionCall | IndexerCall | None) -> int:
+    """Return how many bytes the reply to a message may have."""
+    if call is None or not isinstance(message, (Baseline, Next)):
+        return _SLACK
+    if isinstance(call, IndexerCall):
+        return _SLACK + _MORE_ROWS * (call.num_rows + 1) * (call.k * _CHOSEN + 256)
+    row = call.num_heads * (call.value_dim * call.dtype.container.itemsize + 4) + 256
+    return _SLACK + _MORE_ROWS * (call.num_rows + 1) * row
+
+
+def replies(message: Message) -> type | tuple[type, ...]:
+    """Return the types that a reply to a message may have, errors aside."""
+    match message:
+        case Open():
+            return Description
+        case Refuses():
+            return (str, type(None))
+        case Rounds():
+            return tuple
+        case Baseline():
+            return Answered
+        case Next():
+            return (tuple, type(None))
+        case _:
+            return type(None)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracekit.errors import UsageError
+from tracekit.model import AttentionCall
 from tracekit.providers import registry
 from tracekit.relations import indexers
 from tracekit.relations.base import Relation
 from tracekit.relations.registry import claims as known_claims
 from tracekit.relations.registry import relation
-from tracekit.replayer.trace import TraceLike
 from tracekit.verdict import ClaimId
 
 TRACE = "trace"
@@ -31,12 +31,11 @@ class Planned:
     recorded: bool = False
 
 
-def providers_of(trace: TraceLike, first: int, asked: Sequence[str] | None) -> list[Planned]:
+def providers_of(first: AttentionCall, asked: Sequence[str] | None) -> list[Planned]:
     """Return the kernels to run on a trace: those asked for, else `trace`, `tka1` and the recorded one.
 
     Args:
-        trace: the trace.
-        first: the call whose kernel stands for the trace.
+        first: the call whose kernel stands for its trace.
         asked: what the user named, or None.
 
     Raises:
@@ -46,7 +45,7 @@ def providers_of(trace: TraceLike, first: int, asked: Sequence[str] | None) -> l
         for spec in asked:
             registry.check(spec)
         return [Planned(spec, asked=True) for spec in dict.fromkeys(asked)]
-    kernel = trace.call(first).provenance.executed.kernel
+    kernel = first.provenance.executed.kernel
     provider = registry.for_kernel(kernel)
     planned = [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
     if provider != PORTABLE:

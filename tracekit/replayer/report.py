@@ -1,9 +1,11 @@
 """What a replay came to: its verdicts, one status, one exit code."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit.verdict import ClaimId, Status, Verdict, exit_code
+from tracekit.errors import TracekitError
+from tracekit.verdict import ClaimId, Status, Verdict, exit_code, not_run, worst
 
 _ORDER = (
     Status.REFUTED,
@@ -25,18 +27,25 @@ class Report:
         verdicts: one a trace, provider and claim.
         named: the claims that were asked for by name.
         seed: the seed of the variants.
+        errors: why traces could not be read to their end, as `told` says it.
     """
 
     verdicts: tuple[Verdict, ...]
     named: frozenset[ClaimId] = frozenset()
     seed: int = 0
+    errors: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def status(self) -> Status:
-        """The status that decides: refuted before inconclusive before a named claim that was not run."""
+        """The status that decides: refuted before inconclusive before a named claim that was not run.
+
+        A trace that could not be read to its end is inconclusive at best.
+        """
         seen = {verdict.status for verdict in self.verdicts}
+        if self.errors and Status.REFUTED not in seen:
+            return Status.INCONCLUSIVE
         if not seen & {Status.REFUTED, Status.INCONCLUSIVE} and any(
-            verdict.status is Status.NOT_RUN and verdict.claim in self.named for verdict in self.verdicts
+            not_run(verdict, self.named) for verdict in self.verdicts
         ):
             return Status.NOT_RUN
         return next((status for status in _ORDER if status in seen), Status.NOT_RUN)
@@ -44,7 +53,8 @@ class Report:
     @property
     def exit_code(self) -> int:
         """What the command line ends with (docs/verdicts.md)."""
-        return exit_code(self.verdicts, self.named)
+        codes = [error["exit_code"] for error in self.errors]
+        return worst([exit_code(self.verdicts, self.named), *codes])
 
     @property
     def first(self) -> Verdict | None:
@@ -69,5 +79,17 @@ class Report:
             "exit_code": self.exit_code,
             "seed": self.seed,
             "named": sorted(self.named),
+            "errors": [dict(error) for error in self.errors],
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
         }
+
+
+def told(trace: str, error: TracekitError) -> dict[str, Any]:
+    """Return an error as plain JSON types, with a message that names its trace."""
+    text = str(error)
+    return {
+        **error.to_dict(),
+        "message": text if trace in text else f"{trace}: {text}",
+        "trace": trace,
+        "exit_code": error.exit_code,
+    }

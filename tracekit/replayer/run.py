@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
-from tracekit.env import settings
-from tracekit.errors import ProviderFailed, TracekitError, Unavailable
+from tracekit.env import check_timeout, settings
+from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
 from tracekit.model import AttentionCall
 from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
@@ -13,12 +13,15 @@ from tracekit.relations.registry import relation
 from tracekit.replayer.indexers import IndexerSession, indexers_of, judged
 from tracekit.replayer.messages import Broken, Named, NamedIndexer
 from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
-from tracekit.replayer.report import Report
+from tracekit.replayer.report import Report, told
 from tracekit.replayer.session import Session
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.trace import TraceLike, incomplete, name_of, select
 from tracekit.replayer.worker import Worker
 from tracekit.verdict import ClaimId, Status, Verdict
+
+_KERNEL = (ProviderFailed, Unavailable, UsageError)
+"""Errors of a kernel that cannot start: it would not start on the next trace either."""
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and what is under way."""
@@ -54,51 +57,73 @@ def replay(
         timeout: seconds that a kernel may take for one launch; `TRACEKIT_TIMEOUT` where absent.
         progress: called before each call.
 
+    Where a trace cannot be read to its end, what was found before is reported beside the error
+    (`Report.errors`); it is raised only where nothing was found.
+
     Raises:
         NothingSelected: the filters leave no call of a trace.
-        UsageError: a provider or a claim does not exist.
+        TraceCorrupt: as above.
+        UsageError: a provider, a claim, or a part of a filter does not exist, no trace is given, or the
+            timeout is out of range.
         Unavailable: a provider that was named needs something that is not installed; with claims by name
             they are *not run* instead.
         ProviderFailed: a provider that was named failed before it could run; with claims by name they are
             *inconclusive* instead.
     """
+    if not traces:
+        raise UsageError("no trace is given; a replay needs at least one.", rule="R-TRACES")
     check_claims(claims)
     kernels = None
     if providers is not None:
         kernels = [spec for spec in providers if spec not in indexer_registry.BUILTIN]
     for spec in kernels or ():
         registry.check(spec)
-    limit = settings().timeout if timeout is None else timeout
+    limit = settings().timeout if timeout is None else check_timeout(timeout, "the timeout")
     wanted_layers = None if layers is None else list(layers)
     wanted_requests = None if requests is None else list(requests)
     wanted_calls = None if calls is None else list(calls)
     selected = [select(trace, wanted_layers, wanted_requests, wanted_calls) for trace in traces]
     verdicts: list[Verdict] = []
+    errors: list[tuple[str, TracekitError]] = []
     with ExitStack() as stack:
         desk = _Desk(stack, limit, claims, probe, seed, threads)
         total = sum(len(indices) for indices in selected)
         done = 0
         for trace, indices in zip(traces, selected, strict=True):
-            sessions, early = desk.sessions(trace, indices, kernels)
-            indexers, sooner = desk.indexer_sessions(trace, providers)
-            early += sooner
-            for index in indices:
-                if progress is not None:
-                    progress(done, total, f"{name_of(trace)} call {index}")
-                call = trace.call(index)
-                for session in sessions:
-                    session.visit(index, call)
-                _visit_indexers(trace, call, index, indexers)
-                done += 1
-            cut = incomplete(trace, indices)
+            name, cut = name_of(trace), ""
+            sessions: list[Session] = []
+            early: list[Verdict] = []
+            indexers: list[IndexerSession] = []
+            try:
+                for index in indices:
+                    if progress is not None:
+                        progress(done, total, f"{name} call {index}")
+                    call = trace.call(index)
+                    if index == indices[0]:
+                        sessions, early = desk.sessions(trace, call, kernels)
+                        indexers, sooner = desk.indexer_sessions(trace, providers)
+                        early += sooner
+                    for session in sessions:
+                        session.visit(index, call)
+                    _visit_indexers(trace, call, index, indexers)
+                    done += 1
+                cut = incomplete(trace, indices)
+            except TracekitError as error:
+                # What was found before stands: a refutation is no less one because the rest is damaged.
+                errors.append((name, error))
+                cut = "the trace could not be read to its end"
             for session in sessions:
-                verdicts += [tally.verdict(name_of(trace), seed, cut) for tally in session.tallies]
+                verdicts += [tally.verdict(name, seed, cut) for tally in session.tallies]
             for indexer in indexers:
-                verdicts += [tally.verdict(name_of(trace), seed, cut) for tally in indexer.tallies]
+                verdicts += [tally.verdict(name, seed, cut) for tally in indexer.tallies]
             verdicts += early
+            if errors and not verdicts and isinstance(errors[-1][1], _KERNEL):
+                break
+        if errors and not verdicts:
+            raise errors[0][1]
         if progress is not None:
             progress(done, total, "done")
-    return Report(tuple(verdicts), frozenset(claims or ()), seed)
+    return Report(tuple(verdicts), frozenset(claims or ()), seed, tuple(told(*pair) for pair in errors))
 
 
 def _visit_indexers(
@@ -133,29 +158,45 @@ class _Desk:
         self._indexer_controls: Worker | None = None
 
     def sessions(
-        self, trace: TraceLike, indices: list[int], asked: Sequence[str] | None
+        self, trace: TraceLike, first: AttentionCall, asked: Sequence[str] | None
     ) -> tuple[list[Session], list[Verdict]]:
         """Return the kernels to run on a trace, and verdicts on those that cannot run here."""
-        sessions, early = [], []
-        for planned in providers_of(trace, indices[0], asked):
+        sessions, early, unfit = [], [], []
+        for planned in providers_of(first, asked):
             try:
-                sessions.append(self._session(planned, trace, indices[0]))
+                sessions.append(self._session(planned, first))
             except _DoesNotFit as reason:
-                if self._claims is None or "recorded" in self._claims:
-                    early.append(self._early(trace, planned.provider, "recorded", str(reason)))
+                unfit.append((planned, reason))
             except (Unavailable, ProviderFailed) as error:
                 # Without a claim by name nobody knows what the kernel would have promised.
                 if self._claims is None:
                     raise
                 status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
-                for claim in self._claims:
+                for claim in dict.fromkeys(self._claims):
                     early.append(self._early(trace, planned.provider, claim, str(error), status))
+        tried = {tally.relation.id for session in sessions for tally in session.tallies}
+        for planned, misfit in unfit:
+            for claim in self._missed(planned, tried):
+                failed = misfit.failed and not (planned.recorded and self._claims is None)
+                status = Status.INCONCLUSIVE if failed else Status.NOT_RUN
+                early.append(self._early(trace, planned.provider, claim, str(misfit), status))
         for session in sessions:
             named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
             if session.worker is None and asked is not None:
                 why = "the trace runs nothing: only `control` can be judged on what it recorded"
                 early += [self._early(trace, TRACE, claim, why) for claim in sorted(named)]
         return [session for session in sessions if session.tallies], early
+
+    def _missed(self, planned: Planned, tried: set[ClaimId]) -> list[ClaimId]:
+        """Return the claims that are said to be not run where a kernel that nobody named does not fit.
+
+        `recorded` is always one. Any other named claim is one on the kernel that promises it, and on the
+        recorded kernel where no other kernel is tried: it would only have been a probe there.
+        """
+        if self._claims is None:
+            return ["recorded"]
+        named = dict.fromkeys(self._claims)
+        return [claim for claim in named if claim == "recorded" or not planned.recorded or claim not in tried]
 
     def indexer_sessions(
         self, trace: TraceLike, asked: Sequence[str] | None
@@ -187,14 +228,14 @@ class _Desk:
                 sessions.append(IndexerSession(name, tallies, worker, twins, self._seed, self._threads))
         return sessions, early
 
-    def _session(self, planned: Planned, trace: TraceLike, first: int) -> Session:
+    def _session(self, planned: Planned, first: AttentionCall) -> Session:
         if planned.provider == TRACE:
             answer = RecordedAnswer()
             chosen = judged_and_probed(planned, answer.advertised(), self._claims, probe=False)
             chosen = [(one, probed) for one, probed in chosen if one.id in answer.advertised()]
             tallies = [Tally(one, TRACE, probed) for one, probed in chosen]
             return Session(TRACE, tallies, None, self._controls, self._seed, self._threads, None)
-        worker = self._worker(planned, trace.call(first))
+        worker = self._worker(planned, first)
         assert worker.description is not None
         advertised = worker.description.advertised
         chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
@@ -225,12 +266,12 @@ class _Desk:
                 executed = worker.baseline(call, self._threads).executed
                 if changes := call.provenance.executed.differences(executed):
                     raise _DoesNotFit(f"another kernel would run: {', '.join(changes)}")
+            if worker.description is None:
+                worker.open()
         except TracekitError as error:
             if planned.asked:
                 raise
-            raise _DoesNotFit(str(error)) from error
-        if worker.description is None:
-            worker.open()
+            raise _DoesNotFit(str(error), failed=isinstance(error, ProviderFailed)) from error
         return worker
 
     def _early(
@@ -246,4 +287,8 @@ class _Desk:
 
 
 class _DoesNotFit(Exception):
-    """A kernel that nobody asked for by name cannot stand for the recorded one."""
+    """A kernel that nobody asked for by name cannot run here, or stand for the recorded one."""
+
+    def __init__(self, reason: str, *, failed: bool = False) -> None:
+        super().__init__(reason)
+        self.failed = failed

@@ -1,7 +1,7 @@
 """One kernel under a set of claims, call by call; answers come from child processes, judgement stays here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,18 +15,16 @@ from tracekit.compare import (
     envelope,
 )
 from tracekit.errors import ProviderFailed, Unsupported
-from tracekit.model import AttentionCall, Bits, Conventions, DType, LseBase, Origin
+from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Relation
-from tracekit.replayer.messages import Answered, Broken, Named, gather
+from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
 
 CONTROL_ATTEMPTS = 4
 """Calls on which a twin may fail to be refuted before the claim is inconclusive: a call may be degenerate."""
-
-_CORRECT = Named("tracekit.controls.base:Correct")
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Session:
         controls: the child in which broken twins run.
         seed: seed of the variants.
         threads: threads of the kernel, 0 for its default.
-        capabilities: of the kernel; None for `trace`, whose roundings stand in each call.
+        capabilities: of the kernel; None for `trace`.
     """
 
     provider: str
@@ -51,12 +49,23 @@ class Session:
     threads: int
     capabilities: Capabilities | None
     _bounds: dict[Roundings, Envelope] = field(default_factory=dict)
+    _judged: Answered | None = None
 
     def visit(self, index: int, call: AttentionCall) -> None:
-        """Judge one call under every claim that still stands."""
-        self._bounds = {}
+        """Judge one call under every claim that still stands.
+
+        Only a claim about the trace gets the recorded launch. A variant is a fresh launch, so what it is
+        compared with must be one too, or it would also vary padding, layout and the kind of mask.
+        """
+        self._bounds, self._judged = {}, None
         open_claims = [tally for tally in self.tallies if not tally.stopped]
         claims = [tally for tally in open_claims if self._concerns(tally, call)]
+        fresh = call if call.launch is None else replace(call, launch=None)
+        for traced, one in ((True, call), (False, fresh)):
+            of_kind = [tally for tally in claims if (tally.relation.expects is Expectation.TRACE) is traced]
+            self._visit(index, one, of_kind)
+
+    def _visit(self, index: int, call: AttentionCall, claims: list[Tally[Relation]]) -> None:
         if not claims:
             return
         try:
@@ -126,9 +135,11 @@ class Session:
                 self._judge_bits(tally, index, call, {"out": baseline.out, "lse": baseline.lse})
             case Expectation.TRACE:
                 self._judge_bits(tally, index, call, recorded(call))
+                baseline = self._judged
             case _:
                 return
-        if not tally.probed and tally.found.same and tally.found.compared.elements:
+        judged = not tally.probed and tally.found.same and tally.found.compared.elements
+        if judged and baseline is not None:
             self._control(tally, call, baseline)
 
     def _judge_bits(
@@ -142,6 +153,9 @@ class Session:
                 return
             comparison, rows = compare_answer(call, expected, answered)
             covered[rows] = True
+            self._judged = answered
+            if expected.get("lse") is not None and answered.lse is None:
+                tally.missing = tally.missing or f"the lse is missing in variant `{name}` of call {index}"
             tally.add(index, name, comparison, answered.executed)
         if tally.variants == before:
             tally.not_applicable["the call has no variant"] += 1
@@ -163,9 +177,9 @@ class Session:
         if bounded.outside.first is not None:
             named = diagnose(bound, baseline.out, baseline.lse, conventions)
         tally.calls += 1
-        tally.add_bounded(index, bounded, named, baseline.executed)
+        tally.add_bounded(index, call.num_rows, bounded, named, baseline.executed)
 
-    def _control(self, tally: Tally[Relation], call: AttentionCall, baseline: Answered | None) -> None:
+    def _control(self, tally: Tally[Relation], call: AttentionCall, judged: Answered) -> None:
         """Let the broken twin run on the same call: it must be refuted, or nothing is proven."""
         if tally.control_refuted or tally.control_attempts >= CONTROL_ATTEMPTS:
             return
@@ -173,29 +187,38 @@ class Session:
         twin = Broken(tally.relation)
         try:
             name = self.controls.open(twin).id
-            if reason := self.controls.refuses(call):
+            if tally.relation.expects is Expectation.TRACE:
+                refuted = self._drift_is_refuted(call, judged)
+            elif reason := self.controls.refuses(call):
                 tally.control = f"no negative control: {reason}"
                 return
-            refuted = self._twin_is_refuted(tally.relation, twin, call, baseline)
+            else:
+                refuted = self._twin_is_refuted(tally.relation, call, judged)
         except (ProviderFailed, Unsupported) as error:
             tally.control = f"the negative control failed: {error}"
             return
         tally.control_refuted = refuted
         tally.control = f"{name} refuted" if refuted else f"the negative control {name} was not refuted"
 
-    def _twin_is_refuted(
-        self, relation: Relation, twin: Broken, call: AttentionCall, judged: Answered | None
-    ) -> bool:
-        if relation.expects is Expectation.TRACE:
-            self.controls.open(_CORRECT)
-            right = self.controls.baseline(call, self.threads)
-            self.controls.open(twin)
-            wrong = self.controls.baseline(call, self.threads)
-            return not compare_answer(call, {"out": right.out, "lse": right.lse}, wrong)[0].same
+    def _drift_is_refuted(self, call: AttentionCall, judged: Answered) -> bool:
+        """Give the judged answer to the twin, which spoils it, and hold that against the trace."""
+        places, rows = judged.aligned(call.rows)
+        if rows.size != call.num_rows:
+            return False
+        out, lse = judged.out.take(places), judged.lse and judged.lse.take(places)
+        answer = replace(
+            call,
+            out=Output(out, Origin.EXECUTED),
+            lse=None if lse is None else Output(lse, Origin.EXECUTED),
+        )
+        wrong = self.controls.respond(answer)
+        expected = {name: bits for name, bits in recorded(call).items() if bits is not None}
+        return all(not compare_answer(call, {name: bits}, wrong)[0].same for name, bits in expected.items())
+
+    def _twin_is_refuted(self, relation: Relation, call: AttentionCall, judged: Answered) -> bool:
         baseline = self.controls.baseline(call, self.threads)
         if relation.expects is Expectation.ENVELOPE:
             # Only the tensors that were judged: a fault in an LSE proves nothing about O.
-            assert judged is not None
             lse = None if judged.lse is None else baseline.lse
             alone = [(baseline.out, None), (None, lse)] if lse is not None else [(baseline.out, None)]
             return all(
@@ -207,13 +230,8 @@ class Session:
         return any(not compare_answer(call, expected, answered)[0].same for _, answered in variants)
 
     def _bound(self, call: AttentionCall) -> Envelope:
-        if self.capabilities is None:
-            roundings = Roundings(call.conventions.score_dtype, call.conventions.probability_dtype)
-        else:
-            roundings = Roundings(
-                self.capabilities.score_dtype.get(call.dtype, DType.FLOAT32),
-                self.capabilities.probability_dtype.get(call.dtype, DType.FLOAT32),
-            )
+        declared = call.conventions.score_dtype, call.conventions.probability_dtype
+        roundings = Roundings(*(self.worker.roundings(call) if self.worker else declared))
         if roundings not in self._bounds:
             self._bounds[roundings] = envelope(call, roundings)
         return self._bounds[roundings]

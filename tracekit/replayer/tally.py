@@ -31,6 +31,7 @@ class Tally(Generic[R]):
     found: Comparison = field(default_factory=Comparison)
     shown: Comparison = field(default_factory=Comparison)
     worst: float = 0.0
+    rows: int = 0
     skipped_rows: int = 0
     first_call: int = 0
     first_variant: str = ""
@@ -60,12 +61,13 @@ class Tally(Generic[R]):
         self.found += comparison
 
     def add_bounded(
-        self, call: int, bounded: Bounded, diagnosis: str | None, executed: ExecutedIdentity
+        self, call: int, rows: int, bounded: Bounded, diagnosis: str | None, executed: ExecutedIdentity
     ) -> None:
-        """Take in a comparison with the envelope."""
+        """Take in a comparison of so many rows with the envelope."""
         self.add(call, "as recorded", bounded.outside, executed)
         self.shown += bounded.inside
         self.worst = max(self.worst, bounded.worst)
+        self.rows += rows
         self.skipped_rows += bounded.skipped
         self.diagnosis = self.diagnosis or diagnosis or ""
 
@@ -99,6 +101,7 @@ class Tally(Generic[R]):
             else "",
             seed=seed,
             executed=described(self.executed),
+            left_out=sum((self.not_run + self.refused).values()),
         )
 
     def _judge(self, incomplete: str) -> tuple[Status, str]:
@@ -110,9 +113,11 @@ class Tally(Generic[R]):
         if self.found.compared.elements == 0:
             return self._nothing()
         if self.missing:
-            return Status.INCONCLUSIVE, self.missing
+            return Status.NOT_RUN if self.probed else Status.INCONCLUSIVE, self.missing
         if self.probed:
             return Status.OBSERVED_SAME, self._same()
+        if 2 * self.skipped_rows > self.rows:
+            return Status.INCONCLUSIVE, f"{self._no_bound()}; too few were judged"
         if not self.control_refuted:
             return Status.INCONCLUSIVE, self.control or "no negative control ran"
         if incomplete:
@@ -139,10 +144,13 @@ class Tally(Generic[R]):
         if self.relation.expects is Expectation.ENVELOPE:
             text = f"inside the envelope, largest error {self.worst:.0%} of its bound"
             if self.skipped_rows:
-                text += f"; no usable bound for {_many(self.skipped_rows, 'row')}"
+                text += f"; {self._no_bound()}"
         else:
             text = f"same bits in {_many(self.variants, 'variant')} of {_many(self.calls, 'call')}"
         return text + self._left_out()
+
+    def _no_bound(self) -> str:
+        return f"no usable bound for {self.skipped_rows:,} of {_many(self.rows, 'row')}"
 
     def _difference(self) -> str:
         seen, compared = self.found.differences, self.found.compared

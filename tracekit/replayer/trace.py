@@ -1,10 +1,11 @@
 """What replay needs of a trace, and which of its calls the user selected."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from tracekit.errors import NothingSelected
-from tracekit.model import AttentionCall, Recording, RequestKey
+from tracekit.errors import NothingSelected, UsageError
+from tracekit.model import AttentionCall, Recording, RequestKey, StepRecord
 
 
 class Head(Protocol):
@@ -70,6 +71,7 @@ def select(
 
     Raises:
         NothingSelected: `V-SELECT`, with what there is to select from.
+        UsageError: `V-SELECT`, a part of a filter matches nothing, though others do.
     """
     heads: Sequence[Head] = trace.heads
     wanted_layers = None if layers is None else set(layers)
@@ -102,25 +104,58 @@ def select(
             calls=len(heads),
             requests=[str(request.key) for request in trace.recording.requests],
         )
+    absent = [
+        f"{name} {spans(sorted(gone))}"
+        for name, gone in (
+            ("layers", (wanted_layers or set()) - {head.layer for head in heads}),
+            ("calls", (wanted_calls or set()) - {head.index for head in heads}),
+        )
+        if gone
+    ]
+    if unknown := [name for name in named or () if not _keys(trace, [name])]:
+        absent.append(f"requests {', '.join(unknown)}")
+    if absent:
+        raise UsageError(
+            f"{name_of(trace)} has no {' and no '.join(absent)}; take out of the filter what is not there.",
+            rule="V-SELECT",
+            absent=absent,
+        )
     return chosen
 
 
 def incomplete(trace: TraceLike, selected: Sequence[int]) -> str:
     """Return why the capture is incomplete, or an empty text.
 
-    A ledger line counts where calls of its step were selected; with nothing filtered away, every line counts,
-    because a step may have lost all of its calls.
+    The ledger is what says that nothing is missing, so each step of a selected call needs a line, and the
+    line must count as many calls as the trace holds of the step. With nothing filtered away every line
+    counts, because a step may have lost all of its calls.
     """
-    every = len(selected) == len(trace.heads)
+    if not trace.recording.ledger:
+        return "the trace has no capture ledger"
     chosen = set(selected)
+    held = Counter(head.step for head in trace.heads)
     steps = {head.step for head in trace.heads if head.index in chosen}
-    cut = [line for line in trace.recording.ledger if not line.complete and (every or line.step in steps)]
+    lines = {line.step: line for line in trace.recording.ledger}
+    if len(selected) == len(trace.heads):
+        steps |= set(lines)
+    cut = {step: why for step in sorted(steps) if (why := _cut(lines.get(step), held[step]))}
     if not cut:
         return ""
-    line = cut[0]
-    why = line.cut or f"{line.expected} hooks expected, {line.fired} fired, {line.recorded} calls recorded"
+    step, why = next(iter(cut.items()))
     more = f" (and {len(cut) - 1} more steps)" if len(cut) > 1 else ""
-    return f"the capture is cut at step {line.step}{more}: {why}"
+    return f"the capture is cut at step {step}{more}: {why}"
+
+
+def _cut(line: StepRecord | None, held: int) -> str:
+    """Why a step is incomplete, of which the trace holds so many calls; empty where it is whole."""
+    if line is None:
+        return "its ledger has no line for the step"
+    if not line.complete:
+        counted = f"{line.expected} hooks expected, {line.fired} fired, {line.recorded} calls recorded"
+        return line.cut or counted
+    if line.recorded != held:
+        return f"its ledger says {line.recorded} calls recorded, the trace holds {held}"
+    return ""
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -10,16 +10,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from tracekit.errors import ProviderFailed, TracekitError
-from tracekit.model import AttentionCall, IndexerCall
+from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
+from tracekit.model import AttentionCall, DType, IndexerCall
 from tracekit.relations.base import Relation
 from tracekit.relations.indexers import IndexerRelation
+from tracekit.replayer.channel import Channel, TooLong, Unreadable
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
@@ -29,12 +30,21 @@ from tracekit.replayer.messages import (
     Next,
     Open,
     Refuses,
+    Rounds,
     Source,
     Take,
+    most_bytes,
+    replies,
 )
+
+_CHILD = "tracekit.replayer.child"
+
+_OPTIONS = ("-P", "-X", "faulthandler")
 
 _START = 120.0
 """Seconds, at least, for a child to start and make its provider: imports are no launch of a kernel."""
+
+_SIGNALS = {one.value: one.name for one in signal.Signals}
 
 _FAREWELL = 5.0
 """Seconds that a child may take to end once the parent has hung up."""
@@ -45,7 +55,7 @@ class Worker:
 
     Args:
         source: the provider to run.
-        timeout: seconds that one launch may take.
+        timeout: seconds that one launch may take, the way of the call there and of the answer back included.
     """
 
     def __init__(self, source: Source, timeout: float) -> None:
@@ -53,7 +63,7 @@ class Worker:
         self.timeout = timeout
         self.description: Description | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._channel: Channel | None = None
         self._stderr: IO[bytes] | None = None
         self._call: AttentionCall | IndexerCall | None = None
 
@@ -85,10 +95,20 @@ class Worker:
         self._take(call)
         return self._ask(Refuses())  # type: ignore[no-any-return]
 
+    def roundings(self, call: AttentionCall) -> tuple[DType, DType]:
+        """Return the dtypes of scores and of P on a call; errors as `open`."""
+        self._take(call)
+        return self._ask(Rounds())  # type: ignore[no-any-return]
+
     def baseline(self, call: AttentionCall | IndexerCall, threads: int) -> Answered:
         """Run a call as it stands; errors as `open`, and Unsupported."""
         self._take(call)
         return self._ask(Baseline(threads))  # type: ignore[no-any-return]
+
+    def respond(self, call: AttentionCall) -> Answered:
+        """Run a call that holds an answer, for a twin that spoils that answer; errors as `baseline`."""
+        self._take(call, outputs=True)
+        return self._ask(Baseline(0))  # type: ignore[no-any-return]
 
     def variants(
         self,
@@ -107,47 +127,52 @@ class Worker:
         """End the child: it leaves when the parent hangs up, or is killed."""
         if self._process is None:
             return
-        if self._connection is not None:
-            self._connection.close()
-        try:
+        if self._channel is not None:
+            self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        self._forget()
+        self._end()
 
-    def _take(self, call: AttentionCall | IndexerCall) -> None:
+    def _take(self, call: AttentionCall | IndexerCall, *, outputs: bool = False) -> None:
         """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
         if self._process is None:
-            self._ask(Open(self.source))
+            try:
+                self._ask(Open(self.source))
+            except (Unavailable, UsageError) as error:
+                # It could be made before: verdicts depend on it, so this is one more way to fail.
+                raise ProviderFailed(str(error), rule=error.rule) from error
         if self._call is not call:
-            if isinstance(call, IndexerCall):
-                self._ask(Take(replace(call, scores=None)))
-            else:
-                self._ask(Take(replace(call, out=None, lse=None, grads=None)))
+            self._ask(Take(call if outputs else _asked(call)))
             self._call = call
 
     def _ask(self, message: Message) -> Any:
         if self._process is None:
             self._start()
-        assert self._connection is not None
+        assert self._channel is not None
         limit = max(self.timeout, _START) if isinstance(message, Open) else self.timeout
+        deadline = time.monotonic() + limit
         try:
-            self._connection.send(message)
-            if not self._connection.poll(limit):
-                raise self._hangs(message, limit)
-            reply = self._connection.recv()
+            self._channel.send(message, deadline)
+            reply = self._channel.receive(deadline, most_bytes(message, self._call))
+        except TimeoutError as error:
+            self._end()
+            raise self._hangs(message, limit) from error
+        except (TooLong, Unreadable) as error:
+            self._end()
+            raise self._garbles(message, error) from error
         except (EOFError, OSError) as error:
             raise self._died(message) from error
         except BaseException:
             # Interrupted between question and answer: the next answer would belong to this question.
-            self._kill()
-            self._forget()
+            self._end()
             raise
         if isinstance(reply, TracekitError):
             if isinstance(reply, ProviderFailed):
-                self._kill()
-                self._forget()
+                self._end()
             raise reply
+        if not isinstance(reply, replies(message)):
+            self._end()
+            raise self._garbles(message, f"an object of type {type(reply).__name__}")
         return reply
 
     def _start(self) -> None:
@@ -155,14 +180,15 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "tracekit.replayer.child", str(theirs.fileno())],
+                [sys.executable, *_OPTIONS, "-m", _CHILD, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        self._connection = Connection(ours.detach())
+        self._channel = Channel(ours)
 
     def _hangs(self, message: Message, limit: float) -> ProviderFailed:
         return ProviderFailed(
@@ -172,15 +198,22 @@ class Worker:
             timeout=limit,
         )
 
+    def _garbles(self, message: Message, what: object) -> ProviderFailed:
+        return ProviderFailed(
+            f"the process of the kernel sent {str(what)[:200]}, which is no answer ({_what(message)}).",
+            rule="P-ANSWER",
+        )
+
     def _died(self, message: Message) -> ProviderFailed:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL)
         code, said = self._process.poll(), self._said()
-        self._kill()
-        self._forget()
-        if code is not None and code < 0:
-            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        self._end()
+        if code is None:
+            how = "hung up"
+        elif code < 0:
+            how = f"was ended by signal {-code} ({_SIGNALS.get(-code, 'real time')})"
         else:
             how = f"ended with status {code}"
         return ProviderFailed(
@@ -198,17 +231,24 @@ class Worker:
         self._stderr.seek(max(0, size - 2000))
         return self._stderr.read().decode(errors="replace").strip()
 
-    def _kill(self) -> None:
+    def _end(self) -> None:
+        """End the child, if it is still there, and whatever it started."""
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-
-    def _forget(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        if self._channel is not None:
+            self._channel.close()
         if self._stderr is not None:
             self._stderr.close()
-        self._process = self._connection = self._stderr = self._call = None
+        self._process = self._channel = self._stderr = self._call = None
+
+
+def _asked(call: AttentionCall | IndexerCall) -> AttentionCall | IndexerCall:
+    """Return a call without the answers that were recorded."""
+    if isinstance(call, IndexerCall):
+        return replace(call, scores=None)
+    return replace(call, out=None, lse=None, grads=None)
 
 
 def _what(message: Message) -> str:

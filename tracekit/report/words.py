@@ -36,34 +36,26 @@ def values_words(place: Place) -> str:
 
 
 def compared_words(verdict: Verdict) -> str:
-    """Return how much was compared: `1,152 rows, 73,728 values, 6 variants of 4 calls`."""
+    """Return how much was compared: `1,152 rows, 73,728 values`."""
     compared = verdict.compared
-    if not compared.elements:
-        return "nothing compared"
-    variants = f", {verdict.variants:,} variants of {verdict.calls:,} calls" if verdict.variants else ""
-    return f"{compared.rows:,} rows, {compared.elements:,} values compared{variants}"
-
-
-def differences_words(verdict: Verdict) -> str:
-    """Return how much differs: `2,019 of 73,728 values in 101 rows differ, up to 1 ULP`."""
-    differences, compared = verdict.differences, verdict.compared
-    far = f", up to {differences.max_ulps:,} ULP" if differences.max_ulps else ""
     return (
-        f"{differences.elements:,} of {compared.elements:,} values in {differences.rows:,} rows differ{far}"
+        f"{compared.rows:,} rows, {compared.elements:,} values" if compared.elements else "nothing compared"
     )
 
 
+def ulps_words(verdict: Verdict) -> str:
+    """Return how far values are apart: `ULPs 0: 73,000 · 1: 700 · 2-3: 28`."""
+    return "ULPs " + " · ".join(f"{name}: {count:,}" for name, count in verdict.differences.ulps)
+
+
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return the lines that explain one verdict, the first the shortest."""
-    if verdict.status in (Status.NOT_APPLICABLE, Status.NOT_RUN):
-        return [verdict.reason]
-    if verdict.first is None:
-        return [compared_words(verdict) if verdict.compared.elements else verdict.reason]
-    lines = [differences_words(verdict), f"first: {place_words(verdict.first)}", values_words(verdict.first)]
-    if verdict.variant:
-        lines.insert(1, f"variant: {verdict.variant}")
-    if verdict.status is Status.REFUTED and verdict.reason:
-        lines.append(verdict.reason)
+    """Return the lines that explain one verdict: its reason first, then where, what, how far, what next."""
+    reason, differences = verdict.reason, verdict.differences
+    lines = [f"{reason}: {compared_words(verdict)}" if verdict.compared.elements else reason]
+    if verdict.first is not None:
+        lines = [reason, f"first: {place_words(verdict.first)}", values_words(verdict.first)]
+    if differences.elements and differences.ulps:
+        lines.append(ulps_words(verdict))
     if verdict.next_command:
         lines.append(f"next: {verdict.next_command}")
     return lines

@@ -1,6 +1,7 @@
 """A file that is there complete or not at all."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,13 @@ from pathlib import Path
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield `NAME.tmp` beside the target; on success it is on the disk under the target's name.
+    """Yield a new file `NAME.RANDOM.tmp` beside the target; on success it is on the disk under its name.
 
-    An exception removes it and leaves the target as it was. A killed process may leave `NAME.tmp`, which
-    the next writer overwrites.
+    Each writer has a file of its own, so of two writers to one target the last to finish stays, whole. An
+    exception removes the file and leaves the target as it was; a killed process leaves both.
     """
-    temporary = target.with_name(f"{target.name}.tmp")
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary.open("xb").close()
     try:
         yield temporary
         _sync(temporary)

@@ -9,6 +9,7 @@ from tracekit.model import Array, AttentionCall, Bits, IndexerCall, Ranges, Reco
 from tracekit.store.column import Column
 from tracekit.store.intake import check_call, check_indexer_call, tensors_of
 from tracekit.store.launches import launch_to_json
+from tracekit.store.ledger import disagreement
 from tracekit.store.limits import LARGE_CHUNK, MAX_DATASETS, NONE, POOL_CHUNK, SMALL_CHUNK
 from tracekit.store.nouns import (
     conventions_to_json,
@@ -48,7 +49,7 @@ class Builder:
         self.log = RowLog()
         self.calls = 0
         self.indexer_calls = 0
-        self._spool = spool
+        self._spool, self._ledger = spool, recording.ledger
         names = ("calls", "indexer_calls", "tensors", "selections", "kv")
         self._lines: dict[str, list[Line]] = {name: [] for name in names}
         self._arrays = ArrayPool(self._pool_column)
@@ -153,8 +154,16 @@ class Builder:
         """Write the row log, finish every column and return the tables, without `chunks`.
 
         Raises:
+            InvalidCall: S-LEDGER, the ledger counts other calls than these.
             Unsupported: S-LIMIT, more datasets than a trace may have.
         """
+        wrong = disagreement(self._ledger, (line[1] for line in self._lines["calls"]))
+        if wrong is not None:
+            raise InvalidCall(
+                f"Of a capture, {wrong[0]}; write every call, or the ledger of those that you write.",
+                rule="S-LEDGER",
+                step=wrong[1],
+            )
         logs = self.log.logs()
         for number, (kind, streams) in enumerate(logs.items()):
             self._write_log(number, kind, streams)

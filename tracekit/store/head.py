@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import h5py
 
-from tracekit.errors import TracekitError
+from tracekit.errors import TracekitError, TraceUnreadable
 from tracekit.model import Array
 from tracekit.store.limits import USER_BLOCK
 from tracekit.store.rules import corrupt
@@ -92,7 +92,7 @@ def read_head_bytes(descriptor: int) -> tuple[UserBlock, bytes]:
         TraceCorrupt: E-01 to E-06.
     """
     length = os.fstat(descriptor).st_size
-    first = os.pread(descriptor, USER_BLOCK, 0)
+    first = _pread(descriptor, USER_BLOCK, 0)
     block = parse_user_block(first, length)
     data = first + read_exactly(descriptor, block.head, USER_BLOCK)
     if hashlib.sha256(memoryview(data)[USER_BLOCK:]).digest() != block.head_digest:
@@ -105,15 +105,28 @@ def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
 
     Raises:
         TraceCorrupt: E-04 when the file ends before; it was cut while it is open.
+        TraceUnreadable: F-READ.
     """
     parts = []
     while size:
-        part = os.pread(descriptor, size, offset)
+        part = _pread(descriptor, size, offset)
         if not part:
             raise corrupt("E-04", f"The file ends at byte {offset}; it was cut while it is open.")
         parts.append(part)
         size, offset = size - len(part), offset + len(part)
     return b"".join(parts)
+
+
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    try:
+        return os.pread(descriptor, size, offset)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TraceUnreadable(
+            f"byte {offset} cannot be read: {reason}; check the file and its disk.",
+            rule="F-READ",
+            reason=reason,
+        ) from error
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tracekit.model import DType, KVFamily, Mode, Origin, RequestKey
+from tracekit.model import DType, KVFamily, KVSource, Mode, Origin, RequestKey
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class CallHead:
         dtype: of Q, KV and O.
         requests: in executed order.
         kernel: the kernel that was executed.
+        kv_source: where its KV rows were seen.
         has_sink: whether it has a sink.
         out: who made O; None where it was not recorded.
         lse: who made the LSE; None where it was not recorded.
@@ -43,6 +44,7 @@ class CallHead:
     dtype: DType
     requests: tuple[RequestKey, ...]
     kernel: str
+    kv_source: KVSource
     has_sink: bool
     out: Origin | None
     lse: Origin | None

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tracekit.errors import InvalidCall, Unsupported
-from tracekit.model import AttentionCall, Bits, DType, IndexerCall, KVRows, Origin
+from tracekit.errors import Unsupported
+from tracekit.model import AttentionCall, Bits, IndexerCall, KVRows, Origin
 from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_NUMBER, MAX_ROW, NONE
 from tracekit.store.schema import Role
 
@@ -32,10 +32,8 @@ def check_call(call: AttentionCall) -> None:
     """Refuse what cannot be stored.
 
     Raises:
-        InvalidCall: S-GRADS, gradients of another shape than what they are gradients of.
         Unsupported: S-LIMIT, over a limit of docs/format.md.
     """
-    _check_gradients(call)
     _check_numbers(call, max(key.ordinal for key in (*call.kv, *call.rows.requests)))
     tensors = [bits for _, bits, _ in tensors_of(call)]
     for rows in kv_of(call):
@@ -64,7 +62,7 @@ def _check_numbers(call: AttentionCall | IndexerCall, ordinal: int) -> None:
         ("step", call.step, MAX_NUMBER),
         ("ordinal", ordinal, NONE),
     ):
-        if not 0 <= number < limit:
+        if number >= limit:
             raise _limit(f"{name} {number}", f"0 to {limit - 1}")
 
 
@@ -80,23 +78,6 @@ def _check_tensors(tensors: list[Bits]) -> None:
     total = sum(bits.data.nbytes for bits in tensors)
     if total > MAX_CALL:
         raise _limit(f"a call of {total} bytes", f"at most {MAX_CALL}")
-
-
-def _check_gradients(call: AttentionCall) -> None:
-    grads = call.grads
-    if grads is None:
-        return
-    shapes = [(grads.d_out, (call.num_rows, call.num_heads, call.value_dim)), (grads.d_q, call.q.shape)]
-    fine = all(bits is None or bits.shape == shape for bits, shape in shapes)
-    if grads.d_sink is not None:
-        fine = fine and grads.d_sink.shape == (call.num_heads,) and grads.d_sink.dtype is DType.FLOAT32
-    if not fine:
-        raise InvalidCall(
-            f"layer {call.layer}: d_out is [T, H, Dv], d_q [T, H, D] and d_sink float32 [H]; pass gradients "
-            "in the shapes of what they belong to.",
-            rule="S-GRADS",
-            layer=call.layer,
-        )
 
 
 def _limit(what: str, limit: str) -> Unsupported:

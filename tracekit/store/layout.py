@@ -1,6 +1,7 @@
 """The HDF5 file: head first, then the chunks in call order, without gaps."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5f, h5p, h5s, h5t, h5z
+from h5py import h5d, h5f, h5fd, h5p, h5s, h5t, h5z
 
 from tracekit.model import Array
 from tracekit.store.column import Column
+from tracekit.store.head_sink import HeadSink, write_all
 from tracekit.store.limits import FORMAT, USER_BLOCK
 from tracekit.store.schema import DTYPE_ATTRIBUTE, FORMAT_ATTRIBUTE, TABLES
 from tracekit.store.spool import Chunk, Spool
@@ -34,6 +36,9 @@ class Written:
 def write_file(path: Path, tables: Mapping[str, Array], columns: Sequence[Column], spool: Spool) -> Written:
     """Write everything but the user block.
 
+    libhdf5 lays the file out in memory and never sees the disk: where a write fails inside it, closing the
+    file crashes the process.
+
     Args:
         path: overwritten.
         tables: every table but `chunks`.
@@ -41,36 +46,27 @@ def write_file(path: Path, tables: Mapping[str, Array], columns: Sequence[Column
         spool: holds their chunks.
 
     Raises:
-        RuntimeError: libhdf5 put metadata between the chunks at every size of the head.
+        RuntimeError: libhdf5 put metadata between the chunks.
+        OSError: the disk refuses.
     """
     columns = sorted(columns, key=lambda column: column.path.encode())
     order = sorted(spool.chunks, key=lambda chunk: (chunk.call, chunk.path.encode(), chunk.number))
-    room = 640 * (len(columns) + len(TABLES)) + 48 * len(order)
-    for _ in range(8):
-        offsets, payload_digest = _write(path, tables, columns, order, spool, room)
-        length = path.stat().st_size
-        ends = [offset + chunk.size for offset, chunk in zip(offsets, order, strict=True)]
-        if [*offsets[1:], length] == ends:
-            head = offsets[0] - USER_BLOCK
-            with path.open("rb") as file:
-                file.seek(USER_BLOCK)
-                head_digest = hashlib.sha256(file.read(head)).digest()
-            return Written(head, length, head_digest, payload_digest)
-        # The room for metadata was short: some of it went behind the first chunk.
-        room *= 2
-    raise RuntimeError(f"libhdf5 did not keep the metadata of {path} before its chunks")
+    head = _head(tables, columns, order)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write_all(descriptor, head)
+        payload_digest = _write_chunks(descriptor, order, spool)
+    finally:
+        os.close(descriptor)
+    length = len(head) + sum(chunk.size for chunk in order)
+    head_digest = hashlib.sha256(memoryview(head)[USER_BLOCK:]).digest()
+    return Written(len(head) - USER_BLOCK, length, head_digest, payload_digest)
 
 
-def _write(
-    path: Path,
-    tables: Mapping[str, Array],
-    columns: Sequence[Column],
-    order: Sequence[Chunk],
-    spool: Spool,
-    room: int,
-) -> tuple[list[int], bytes]:
-    """Write the file; return the offset of each chunk in `order`, and the digest of all of them."""
-    with h5py.File(_create(path, room)) as file:
+def _head(tables: Mapping[str, Array], columns: Sequence[Column], order: Sequence[Chunk]) -> bytes:
+    """Return the bytes before the first chunk; the chunks follow in `order`, without gaps."""
+    sink = HeadSink()
+    with h5py.File(_create(sink)) as file:
         file.attrs.create(FORMAT_ATTRIBUTE, np.bytes_("{}.{}".format(*FORMAT)))
         groups = {"index", "payload"} | {f"payload/{column.path.rpartition('/')[0]}" for column in columns}
         for name in sorted(groups):
@@ -81,26 +77,29 @@ def _write(
         index = {
             name: _create_table(file, name, table) for name, table in {**tables, "chunks": listing}.items()
         }
-        payload_digest = _write_chunks(datasets, order, spool)
-        offsets = [_offset(datasets[chunk.path], chunk) for chunk in order]
+        file.flush()  # gives a group of many links its place
+        offsets = _place_chunks(sink, datasets, order)
         placed = sorted(
             zip(order, offsets, strict=True), key=lambda pair: (pair[0].path.encode(), pair[0].number)
         )
         for row, (chunk, offset) in enumerate(placed):
             listing[row] = offset, chunk.size, chunk.digest & _MASK, chunk.digest >> 64
         index["chunks"].write(h5s.ALL, h5s.ALL, listing)
-    return offsets, payload_digest
+    ends = [offset + chunk.size for offset, chunk in zip(offsets, order, strict=True)]
+    if [*offsets[1:], sink.length] != ends:
+        raise RuntimeError("libhdf5 did not keep the metadata before the chunks")
+    return sink.head(offsets[0])
 
 
-def _create(path: Path, room: int) -> h5f.FileID:
+def _create(sink: HeadSink) -> h5f.FileID:
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_userblock(USER_BLOCK)
     creation.set_obj_track_times(False)
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
-    access.set_meta_block_size(room)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
-    return h5f.create(str(path).encode(), h5f.ACC_TRUNC, creation, access)
+    access.set_fileobj_driver(h5fd.fileobj_driver, sink)
+    return h5f.create(b"head", h5f.ACC_TRUNC, creation, access)
 
 
 def _create_group(file: h5py.File, name: str) -> None:
@@ -136,7 +135,22 @@ def _create_table(file: h5py.File, name: str, table: Array) -> h5d.DatasetID:
     return dataset
 
 
-def _write_chunks(datasets: Mapping[str, h5d.DatasetID], order: Sequence[Chunk], spool: Spool) -> bytes:
+def _place_chunks(sink: HeadSink, datasets: Mapping[str, h5d.DatasetID], order: Sequence[Chunk]) -> list[int]:
+    """Give each chunk its place, with zeros for its bytes; return the offsets."""
+    # libhdf5 makes the chunk index of a dataset at its first chunk; a single chunk needs none.
+    for path in sorted({chunk.path for chunk in order if chunk.number}):
+        datasets[path].write_direct_chunk((0,) * datasets[path].rank, b"\0")
+    zeros = bytes(max((chunk.size for chunk in order), default=0))
+    offsets = []
+    for chunk in order:
+        data = zeros if chunk.size == len(zeros) else zeros[: chunk.size]
+        datasets[chunk.path].write_direct_chunk(_place(datasets[chunk.path], chunk), data)
+        offsets.append(_offset(datasets[chunk.path], chunk))
+        sink.end_head(offsets[0])
+    return offsets
+
+
+def _write_chunks(descriptor: int, order: Sequence[Chunk], spool: Spool) -> bytes:
     """Write the chunks and return the SHA-256 of all of them, which a thread computes meanwhile."""
     digest = hashlib.sha256()
     hashed: list[Future[Any]] = []
@@ -145,7 +159,7 @@ def _write_chunks(datasets: Mapping[str, h5d.DatasetID], order: Sequence[Chunk],
             stored = spool.read(chunk)
             hashed = [*hashed[-8:], hasher.submit(digest.update, stored)]
             hashed[0].result()
-            datasets[chunk.path].write_direct_chunk(_place(datasets[chunk.path], chunk), stored)
+            write_all(descriptor, stored)
     return digest.digest()
 
 

@@ -131,7 +131,7 @@ def parse_recording(
     """Parse what `recording_to_json` returns: aliases, identity, ledger, notes.
 
     Raises:
-        TraceCorrupt: E-15.
+        TraceCorrupt: E-15, or E-21 when the noun of a ledger line refuses.
     """
     fields = parse_object(value, _RECORDING, "recording")
     identity = Identity(**parse_object(fields["identity"], _IDENTITY, "identity"))
@@ -142,5 +142,8 @@ def parse_recording(
     for line in fields["ledger"]:
         if type(line) is not list or [type(item) for item in line] != [int, int, int, int, int, str]:
             raise corrupt("E-15", "ledger: a line is five integers and a text.", where="ledger")
-        ledger.append(StepRecord(*line))
+        try:
+            ledger.append(StepRecord(*line))
+        except InvalidCall as error:
+            raise corrupt("E-21", f"recording: {error}", noun_rule=error.rule) from None
     return fields["aliases"], identity, tuple(ledger), notes

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import stat
 import weakref
 from collections.abc import Iterator
 from functools import cached_property
@@ -10,12 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from tracekit.env import settings
-from tracekit.errors import TracekitError, TraceMissing, UsageError
+from tracekit.errors import TracekitError, TraceMissing, TraceUnreadable, UsageError
 from tracekit.model import AttentionCall, IndexerCall, Recording
 from tracekit.store.checks import check_tables
 from tracekit.store.decode import Decoder
 from tracekit.store.head import read_head
 from tracekit.store.heads import CallHead, IndexerHead
+from tracekit.store.ledger import disagreement
 from tracekit.store.limits import NONE
 from tracekit.store.payload import Payload
 from tracekit.store.rules import corrupt
@@ -36,6 +38,9 @@ class Trace:
         self.head = read_head(descriptor)
         check_tables(self.head)
         self._texts = Texts(self.head)
+        wrong = disagreement(self._texts.ledger, self.head.tables["calls"]["step"].tolist())
+        if wrong is not None:
+            raise corrupt("E-29", f"Of a capture, {wrong[0]}.", step=wrong[1])
         self.payload = Payload(descriptor, self.head, threads)
         self._decoder = Decoder(self.head, self.payload, self._texts)
         self._close = weakref.finalize(self, os.close, descriptor)
@@ -202,6 +207,7 @@ class Trace:
             dtype=DTYPES[q.logical.value],
             requests=self._texts.members(batch),
             kernel=self._texts.provenance(int(entry["provenance"])).executed.kernel,
+            kv_source=self._texts.conventions(int(entry["conventions"])).kv_source,
             has_sink=bool(entry["sink"] != NONE),
             out=origins.get(Role.OUT),
             lse=origins.get(Role.LSE),
@@ -219,6 +225,7 @@ def open_trace(path: str | os.PathLike[str], *, threads: int = 0) -> Trace:
 
     Raises:
         TraceMissing: F-MISSING, there is no file.
+        TraceUnreadable: F-KIND, F-READ.
         TraceTooNew: E-02.
         TraceCorrupt: any rule that docs/format.md marks "open".
     """
@@ -240,14 +247,45 @@ def open_file(path: str | os.PathLike[str]) -> int:
 
     Raises:
         TraceMissing: F-MISSING, there is no file; the message names files with a similar name.
+        TraceUnreadable: F-KIND, it is a folder, a pipe or a device; F-READ, the system refuses.
     """
     target = Path(path)
-    if target.is_file():
-        return os.open(target, os.O_RDONLY)
-    close: list[str] = []
-    if target.parent.is_dir():
-        names = [item.name for item in target.parent.iterdir() if item.is_file()]
-        close = difflib.get_close_matches(target.name, names, n=3, cutoff=0.6)
-    state = "is a folder" if target.is_dir() else "does not exist"
+    try:
+        mode = target.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise TraceUnreadable(
+                f"{target} is {kind_of(mode)}, not a trace; give the path of a file.",
+                rule="F-KIND",
+                path=str(target),
+            )
+        # Should it become a pipe meanwhile, the opening does not wait for a writer.
+        return os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except TracekitError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise TraceUnreadable(
+            f"{target} cannot be read: {reason}; check its name and who may read it.",
+            rule="F-READ",
+            path=str(target),
+            reason=reason,
+        ) from error
+    close = _similar(target)
     hint = f"did you mean {' or '.join(close)}?" if close else "check the path."
-    raise TraceMissing(f"{target} {state}; {hint}", rule="F-MISSING", path=str(target), close=close)
+    raise TraceMissing(f"{target} does not exist; {hint}", rule="F-MISSING", path=str(target), close=close)
+
+
+def kind_of(mode: int) -> str:
+    """Say what a thing in a folder is that is no file."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _similar(target: Path) -> list[str]:
+    try:
+        names = [item.name for item in target.parent.iterdir() if item.is_file()]
+    except OSError:
+        return []
+    return difflib.get_close_matches(target.name, names, n=3, cutoff=0.6)

@@ -51,7 +51,7 @@ class Spool:
         self.chunks: list[Chunk] = []
         self.stored = 0
         self._held = 0
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by __exit__)
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by __exit__)
         self._length = 0
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -107,5 +107,7 @@ class Spool:
             self._held += chunk.size
         else:
             chunk._offset = self._length
-            self._file.write(stored)
+            left = memoryview(stored)
+            while left:  # an unbuffered write may take a part only
+                left = left[self._file.write(left) :]
             self._length += chunk.size

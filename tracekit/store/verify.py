@@ -25,6 +25,7 @@ def verify_trace(path: str | os.PathLike[str]) -> list[Violation]:
 
     Raises:
         TraceMissing: F-MISSING.
+        TraceUnreadable: F-KIND, F-READ.
     """
     try:
         trace = open_trace(path)

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tracekit.env import settings
 from tracekit.errors import NothingSelected
-from tracekit.model import AttentionCall, IndexerCall, Recording
+from tracekit.model import Array, AttentionCall, IndexerCall, Recording
 from tracekit.store.atomic import replacing
 from tracekit.store.builder import Builder
 from tracekit.store.content import ContentDigest
@@ -15,9 +17,11 @@ from tracekit.store.layout import write_file
 from tracekit.store.reader import open_trace
 from tracekit.store.spool import Spool
 from tracekit.store.summary import TraceSummary
+from tracekit.store.target import refuse_kind, telling
 from tracekit.store.userblock import UserBlock
 
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 def write_trace(
@@ -47,42 +51,30 @@ def write_trace(
 
     Raises:
         NothingSelected: S-EMPTY, there is no call: a trace without calls could only mislead.
-        InvalidCall: S-GRADS, S-REQUEST-TWICE.
+        InvalidCall: S-REQUEST-TWICE, S-LEDGER.
         Unsupported: S-ARRAY, S-TEXT, S-SCALAR, S-LIMIT: something that the format does not hold.
-        OSError: the disk or the folder refuses.
+        TraceUnwritable: F-KIND, the target is no file; F-WRITE, the disk or the folder refuses. Nothing is
+            left behind, and a target that exists stays.
     """
     target = Path(path)
-    threads = threads or settings().threads
-    report = progress or _silent
+    with telling(target):
+        refuse_kind(target)
+        _write(target, recording, calls, indexer_calls, threads or settings().threads, progress or _silent)
+    with open_trace(target) as trace:
+        return trace.summary()
+
+
+def _write(
+    target: Path,
+    recording: Recording,
+    calls: Iterable[AttentionCall],
+    indexer_calls: Iterable[IndexerCall],
+    threads: int,
+    report: Progress,
+) -> None:
     with replacing(target) as temporary, Spool(target.parent, threads) as spool:
-        builder, content = Builder(spool, recording), ContentDigest()
-        with ThreadPoolExecutor(1) as hasher:
-            for index, call in enumerate(calls):
-                entries = builder.place(call)
-                hashed: Future[None] | None = None
-                if threads > 1:
-                    hashed = hasher.submit(content.add, call, entries)
-                builder.add(call, entries)
-                if hashed is None:
-                    content.add(call, entries)
-                else:
-                    hashed.result()
-                spool.settle()
-                report(index + 1, spool.stored)
-            if not builder.calls:
-                raise NothingSelected(
-                    f"No call was recorded, so {target.name} is not written; a trace without calls proves "
-                    "nothing. Check the filters of the recording.",
-                    rule="S-EMPTY",
-                    path=str(target),
-                )
-            for indexer_call in indexer_calls:
-                content.add_indexer_call(indexer_call, builder.add_indexer_call(indexer_call))
-                spool.settle()
-            digest = hasher.submit(content.finish, builder.log) if threads > 1 else None
-            tables = builder.finish()
-            spool.settle()
-            content_digest = content.finish(builder.log) if digest is None else digest.result()
+        builder = Builder(spool, recording)
+        tables, content_digest = _take_in(builder, calls, indexer_calls, spool, threads, report, target)
         written = write_file(temporary, tables, builder.columns, spool)
         block = UserBlock(
             written.length, written.head, written.head_digest, written.payload_digest, content_digest
@@ -90,8 +82,46 @@ def write_trace(
         with temporary.open("r+b") as file:
             file.write(block.pack())
         report(builder.calls, spool.stored)
-    with open_trace(target) as trace:
-        return trace.summary()
+
+
+def _take_in(
+    builder: Builder,
+    calls: Iterable[AttentionCall],
+    indexer_calls: Iterable[IndexerCall],
+    spool: Spool,
+    threads: int,
+    report: Progress,
+    target: Path,
+) -> tuple[dict[str, Array], bytes]:
+    """Add every call and return the tables and the content digest, hashed meanwhile where threads allow."""
+    content = ContentDigest()
+    with ThreadPoolExecutor(1) as hasher:
+        for index, call in enumerate(calls):
+            entries = builder.place(call)
+            hashed = _begin(hasher, threads, partial(content.add, call, entries))
+            builder.add(call, entries)
+            hashed()
+            spool.settle()
+            report(index + 1, spool.stored)
+        if not builder.calls:
+            raise NothingSelected(
+                f"No call was recorded, so {target.name} is not written; a trace without calls proves "
+                "nothing. Check the filters of the recording.",
+                rule="S-EMPTY",
+                path=str(target),
+            )
+        for indexer_call in indexer_calls:
+            content.add_indexer_call(indexer_call, builder.add_indexer_call(indexer_call))
+            spool.settle()
+        digest = _begin(hasher, threads, partial(content.finish, builder.log))
+        tables = builder.finish()
+        spool.settle()
+        return tables, digest()
+
+
+def _begin(hasher: ThreadPoolExecutor, threads: int, work: Callable[[], T]) -> Callable[[], T]:
+    """Begin some work; the answer waits for it, or does it where one thread is all there is."""
+    return hasher.submit(work).result if threads > 1 else work
 
 
 def _silent(calls: int, stored: int) -> None:

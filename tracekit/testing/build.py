@@ -1,7 +1,8 @@
 """Small calls and traces in memory, the same from the same seed."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from tracekit.model import (
     RequestKey,
     Rows,
     Selection,
+    StepRecord,
     scale_to_bits,
 )
 from tracekit.providers.base import Launch, Provider
@@ -161,19 +163,32 @@ class MemoryHead:
     num_rows: int
 
 
+def complete(calls: Sequence[AttentionCall]) -> tuple[StepRecord, ...]:
+    """Return the ledger of a capture that lost nothing: one line a step."""
+    counts = Counter(call.step for call in calls)
+    return tuple(StepRecord(step, count, count, count, 0) for step, count in sorted(counts.items()))
+
+
+_COMPLETE = Recording()
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryTrace:
     """A trace without a file.
 
     Args:
         calls: its calls.
-        recording: requests and ledger.
+        recording: requests and ledger; absent it is a complete capture of these calls.
         name: how reports call it.
     """
 
     calls: tuple[AttentionCall, ...]
-    recording: Recording = field(default_factory=Recording)
+    recording: Recording = _COMPLETE
     name: str = "memory"
+
+    def __post_init__(self) -> None:
+        if self.recording is _COMPLETE:
+            object.__setattr__(self, "recording", Recording(ledger=complete(self.calls)))
 
     @property
     def heads(self) -> tuple[MemoryHead, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, DType, Ranges, Selection
-from tracekit.providers.base import Launch, Provider, Tensors
+from tracekit.providers.base import Launch, Provider, Tensors, roundings
 from tracekit.testing.build import dense_call, sparse_call
 
 
@@ -136,14 +136,10 @@ class ProviderSuite:
 
     def test_answers_lie_in_the_envelope(self) -> None:
         provider = self.provider()
-        capabilities = provider.capabilities()
         for call in self.taken(provider):
-            roundings = Roundings(
-                capabilities.score_dtype.get(call.dtype, DType.FLOAT32),
-                capabilities.probability_dtype.get(call.dtype, DType.FLOAT32),
-            )
+            where = Roundings(*roundings(provider, call))
             tensors = self._answer(provider, call)
-            bounded = compare_envelope(call, envelope(call, roundings), tensors.out, tensors.lse)
+            bounded = compare_envelope(call, envelope(call, where), tensors.out, tensors.lse)
             assert bounded.inside.compared.elements
             assert bounded.outside.first is None, f"{provider.id}: {bounded.outside.first}"
 
