@@ -12,6 +12,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import KVFamily, Lists
 from tracekit.providers.base import Launch
 from tracekit.providers.transformers import Transformers
+from tracekit.providers.transformers_launch import relaunch
 
 DENSE = KVFamily.DENSE
 FORCED = [[9, 8, 7, 6], [5, 4, 9, 8]]
@@ -90,3 +91,20 @@ def test_padding_leaves_no_trace_in_the_choice(deepseek_v32, recorded, prompt):
     assert mine.rows.ids == alone.rows.ids
     assert [sorted(mine.top_k.row(t)) for t in range(11)] == [sorted(alone.top_k.row(t)) for t in range(11)]
     assert mine.keys[mine.rows.requests[0]].same(alone.keys[alone.rows.requests[0]])
+
+
+def test_values_lie_in_the_rows_that_they_share_with_keys(got):
+    """v is a part of wider rows: as recorded, so rebuilt, and nothing else is taken from a plan."""
+    provider = Transformers()
+    for call in got.calls:
+        scalars = call.launch.scalars
+        assert (scalars["v_layout"], scalars["v_row"], scalars["v_skip"]) == ("bshd", 32, 16)
+        value = relaunch(call, call.launch).v
+        held = value.shape[2]
+        assert (value.stride(), value.storage_offset()) == ((held * 2 * 32, 32, 2 * 32, 1), 16)
+    for wrong in ({"v_skip": 17}, {"v_skip": -1}, {"v_row": 1 << 40}, {"v_row": "x"}, {"v_row": True}):
+        plan = replace(call.launch, scalars=scalars | wrong)
+        assert "no usable v_row" in provider.refuses(replace(call, launch=plan))
+    lacking = {name: value for name, value in scalars.items() if name != "v_skip"}
+    plan = replace(call.launch, scalars=lacking)
+    assert provider.refuses(replace(call, launch=plan)) == "its launch plan lacks v_skip"

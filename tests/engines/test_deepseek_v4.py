@@ -196,3 +196,23 @@ def test_tka1_as_a_backend_refuses_compressed_layers(deepseek_v4, prompt):
             deepseek_v4(torch.tensor([prompt(9)]))
     finally:
         deepseek_v4.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize(
+    "scalars",
+    [
+        *({"compressed_length": value} for value in (-1, "x", True, 1 << 40, None)),
+        *({"mask_low_compressed": value} for value in (1.0, "x", None)),
+    ],
+    ids=str,
+)
+def test_a_hostile_plan_of_two_families_is_refused(deepseek_v4, recorded, prompt, scalars):
+    deepseek_v4.set_attn_implementation("eager")
+    got = recorded(deepseek_v4, lambda m: greedy(m, [prompt(9)], 1))
+    call = next(c for c in got.calls if len(c.selection.families) > 1)
+    for wrong in (scalars, {"compressed_length": call.launch.scalars["compressed_length"] - 1}):
+        plan = replace(call.launch, scalars=call.launch.scalars | wrong)
+        assert "launch plan" in Transformers().refuses(replace(call, launch=plan))
+    one = next(c for c in got.calls if len(c.selection.families) == 1)
+    plan = replace(one.launch, scalars=one.launch.scalars | {"compressed_length": 0})
+    assert "two KV families" in Transformers().refuses(replace(one, launch=plan))

@@ -287,7 +287,7 @@ def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> 
         "grad": bool(call.q.requires_grad),
         "q_layout": _layout(call.q),
         "kv_layout": _layout(call.k),
-        "v_layout": _layout(call.v),
+        **_value_layout(call.v),
         "sink_dtype": _details(call).get("sink_dtype"),
         **reading.scalars,
     }
@@ -296,6 +296,21 @@ def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> 
     arrays = {"key_real": np.packbits(slots.real_keys.reshape(-1)), **reading.arrays}
     queries = batch.real.shape[0] * batch.queries
     return LaunchPlan(kernel, batch.row_slots, queries, scalars=scalars, arrays=arrays)
+
+
+def _value_layout(tensor: torch.Tensor) -> dict[str, Scalar]:
+    """The order of the axes of v; for a part of wider rows (a head's keys and values in one) also which."""
+    layout = _layout(tensor)
+    _, heads, keys, dim = tensor.shape
+    row = tensor.stride(1) if heads > 1 else tensor.stride(2)
+    if layout != "other" or row <= dim:
+        return {"v_layout": layout}
+    skip = int(tensor.storage_offset()) % row
+    ordered = (keys * heads * row, row, heads * row, 1)
+    real = zip(tensor.shape, tensor.stride(), ordered, strict=True)
+    if skip + dim > row or any(size > 1 and stride != wanted for size, stride, wanted in real):
+        return {"v_layout": layout}
+    return {"v_layout": "bshd", "v_row": row, "v_skip": skip}
 
 
 def _layout(tensor: torch.Tensor) -> str:

@@ -119,7 +119,7 @@ def _arguments(
         query = to_torch(Bits(q.transpose(0, 2, 1, 3), call.dtype))
     key = _laid_out(to_torch(Bits(keys, call.dtype)), scalars["kv_layout"])
     layout = scalars.get("v_layout", scalars["kv_layout"])
-    value = key if shared else _laid_out(to_torch(Bits(values, call.dtype)), layout)
+    value = key if shared else _laid_out(to_torch(Bits(values, call.dtype)), layout, scalars)
     if scalars["grad"]:
         query, key, value = (x.requires_grad_() for x in (query, key, value))
     module = torch.nn.Module()
@@ -135,9 +135,18 @@ def _arguments(
     return Arguments(module, query, key, value, mask, kwargs, shape.row_slots)
 
 
-def _laid_out(tensor: torch.Tensor, layout: Scalar) -> torch.Tensor:
-    """Return `[B, H, T, D]` with the axes in memory in another order."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if layout == "bshd" else tensor
+def _laid_out(
+    tensor: torch.Tensor, layout: Scalar, wider: Mapping[str, Scalar] | None = None
+) -> torch.Tensor:
+    """Return `[B, H, T, D]` with the axes in memory in another order, and as a part of wider rows."""
+    if layout != "bshd":
+        return tensor
+    rows = tensor.transpose(1, 2).contiguous()
+    row, skip = (wider or {}).get("v_row"), (wider or {}).get("v_skip")
+    if isinstance(row, int) and isinstance(skip, int):
+        part = rows.new_zeros((*rows.shape[:-1], row))[..., skip : skip + rows.shape[-1]]
+        rows = part.copy_(rows)
+    return rows.transpose(1, 2)
 
 
 def _cache(shape: _Shape, held: list[list[Array]]) -> Array:

@@ -13,6 +13,9 @@ _LAYOUTS = ("bshd", "bhsd", "other")
 _STRIDED = {"q_layout": "q", "kv_layout": "k", "v_layout": "v"}
 """`kv_layout` is that of k, and of v too in plans that have no `v_layout`."""
 
+_WIDER = ("v_row", "v_skip")
+"""Where v is a part of wider rows, of keys and values: their length, and what stands before v."""
+
 _MASKS = ("none", "bool", "additive")
 _DTYPES = (DType.BFLOAT16.value, DType.FLOAT16.value, DType.FLOAT32.value)
 _NAMES = (
@@ -26,18 +29,11 @@ _ELEMENTS, _FACTOR = 1 << 28, 64
 def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
     """Return why a plan does not describe the launch of its call, in one clause, or None."""
     masked = plan.scalars.get("mask_kind") != "none"
-    additive = plan.scalars.get("mask_kind") == "additive"
-    names = [*_NAMES, *(["mask_batch"] if masked else []), *(["mask_low", "mask_dtype"] if additive else [])]
-    names += [name for name in ("v_layout",) if name in plan.scalars]
-    two = len(call.selection.families) > 1
-    names += ["compressed_length"] if two else []
-    names += (
-        ["mask_low_compressed"] if two and additive and plan.scalars.get("compressed_length") != 0 else []
-    )
+    if len(call.selection.families) == 1 and "compressed_length" in plan.scalars:
+        return "its launch plan is one of two KV families, the call has one"
+    names = _names(call, plan, masked)
     missing = [name for name in names if name not in plan.scalars]
     missing += [name for name in ("key_real", *(["mask"] if masked else [])) if name not in plan.arrays]
-    if not two and "compressed_length" in plan.scalars:
-        return "its launch plan is one of two KV families, the call has one"
     if missing:
         return f"its launch plan lacks {', '.join(missing)}"
     wrong = [name for name in names if not _fits(call, plan, name)]
@@ -48,6 +44,21 @@ def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:
     if strided:
         return f"the strides of {', '.join(strided)} are not recorded"
     return _unusable_sizes(call, plan, masked)
+
+
+def _names(call: AttentionCall, plan: LaunchPlan, masked: bool) -> list[str]:
+    """The scalars that a plan needs, and those of the others that it has."""
+    two, additive = len(call.selection.families) > 1, plan.scalars.get("mask_kind") == "additive"
+    low = two and additive and plan.scalars.get("compressed_length") != 0
+    return [
+        *_NAMES,
+        *(["mask_batch"] if masked else []),
+        *(["mask_low", "mask_dtype"] if additive else []),
+        *(["compressed_length"] if two else []),
+        *(["mask_low_compressed"] if low else []),
+        *(["v_layout"] if "v_layout" in plan.scalars else []),
+        *(_WIDER if any(name in plan.scalars for name in _WIDER) else []),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +107,10 @@ def _fits(call: AttentionCall, plan: LaunchPlan, name: str) -> bool:
     if name == "compressed_length":
         held = plan.scalars["key_length"]
         return type(value) is int and type(held) is int and 0 <= value < held
+    if name in _WIDER:
+        row, skip = (plan.scalars[one] for one in _WIDER)
+        dim = call.value_dim
+        return type(row) is int and type(skip) is int and 0 <= skip <= row - dim and row < 1 << 31
     if name == "scaling":
         return _is_scale(call, value)
     if name in ("mask_low", "mask_low_compressed"):
@@ -130,6 +145,8 @@ def _unusable_sizes(call: AttentionCall, plan: LaunchPlan, masked: bool) -> str 
     q, keys, values = call.q.data, rows[0].keys.data, rows[0].value_bits.data
     key_row, value_row = math.prod(keys.shape[1:]), math.prod(values.shape[1:])
     own = q.size + sum(r.count for r in rows) * (key_row + value_row)
+    if "v_row" in plan.scalars:
+        value_row = values.shape[1] * whole(plan, "v_row")
     elements = batch * (length * math.prod(q.shape[1:]) + held * (key_row + value_row))
     if elements + masks * length * held > max(_ELEMENTS, _FACTOR * own):
         return "its launch plan is of another size than the call"
