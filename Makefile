@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. All they set up lives in this clone: .venv for work and tests,
-# .venv-core for the proof that the core needs no torch.
+# .venv-core for the proof that the core needs no torch. `make test-engines` adds .venv-engines.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -40,11 +40,13 @@ demo: .venv/.installed
 test: lint .venv-core/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
 
-# The engine adapters against the versions that serving engines pin, in an environment of its own that is
-# kept outside the clone by the digest of its pins.
-test-engines: .venv/.installed
-	PYTHON=$(PYTHON) tools/engines_venv requirements-engines.txt
-	$$(PYTHON=$(PYTHON) tools/engines_venv --path requirements-engines.txt)/bin/python -m pytest tests/engines tests/recorder
+# The engine adapters against real engines, and against the transformers that serving engines pin, in an
+# environment of its own whose packages are kept outside the clone by the digest of their pins.
+# vLLM warns about itself on import, so its warnings are shown and are no errors.
+test-engines:
+	PYTHON=$(PYTHON) tools/engines_venv
+	.venv-engines/bin/python -m pytest tests/engines tests/recorder
+	.venv-engines/bin/python -m pytest -W default tests/engines_vllm
 
 lint: .venv/.installed
 	$(BIN)/ruff format --check .
@@ -59,4 +61,4 @@ goldens: .venv/.installed
 	$(BIN)/python -m tools.make_goldens
 
 clean:
-	rm -rf .venv .venv-core build demo
+	rm -rf .venv .venv-core .venv-engines build demo

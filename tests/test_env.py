@@ -31,6 +31,7 @@ def test_threads_where_the_system_tells_no_affinity(monkeypatch, cores, threads)
         ({"TRACEKIT_TIMEOUT": "nan"}, "V-NUMBER"),
         ({"TRACEKIT_TIMEOUT": "inf"}, "V-NUMBER"),
         ({"TRACEKIT_TIMEOUT": "1e8"}, "V-NUMBER"),
+        ({"TRACEKIT_RECORD": ""}, "V-RECORD"),
     ],
 )
 def test_bad_values_are_named(environ, rule):

@@ -12,6 +12,7 @@ KNOWN = {
     "TRACEKIT_CACHE": "folder for converted model files (default: ~/.cache/tracekit)",
     "TRACEKIT_THREADS": "threads of the CPU kernels (default: the cores of the machine)",
     "TRACEKIT_ISA": "build of the CPU kernel to use: v4 (AVX-512), v3 (AVX2), v1 (no FMA instruction)",
+    "TRACEKIT_RECORD": "trace to write for each process in which an engine with a plug-in runs a model",
     "TRACEKIT_TIMEOUT": "seconds that a kernel in a child process may take for one launch (default: 300)",
 }
 
@@ -28,6 +29,7 @@ class Settings:
     threads: int
     isa: str | None
     timeout: float
+    record: Path | None = None
 
 
 def parse_settings(environ: Mapping[str, str]) -> Settings:
@@ -47,6 +49,10 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
     isa = environ.get("TRACEKIT_ISA")
     if isa is not None and isa not in ("v1", "v3", "v4"):
         raise UsageError(f"TRACEKIT_ISA is {isa!r}; valid are v1, v3, v4.", rule="V-ISA", value=isa)
+    if environ.get("TRACEKIT_RECORD") == "":
+        raise UsageError(
+            "TRACEKIT_RECORD is empty; give a path such as run.h5, or unset it.", rule="V-RECORD"
+        )
     home = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Settings(
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
@@ -55,6 +61,7 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         threads=int(_positive(environ, "TRACEKIT_THREADS", _cores(), whole=True)),
         isa=isa,
         timeout=check_timeout(_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False), "TRACEKIT_TIMEOUT"),
+        record=Path(environ["TRACEKIT_RECORD"]) if "TRACEKIT_RECORD" in environ else None,
     )
 
 

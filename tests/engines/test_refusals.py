@@ -198,6 +198,7 @@ def test_filters_that_leave_nothing(qwen3, recorded, prompt):
         ({"prompts": [[]]}, UsageError, "at least one token"),
         ({"prompts": [[999]]}, UsageError, "below 256"),
         ({"max_new_tokens": -1}, UsageError, "at least 0"),
+        ({"max_new_tokens": 10**20}, UsageError, "at most 1022 new tokens"),
     ],
 )
 def test_the_driver_names_what_is_wrong(arguments, kind, match, tmp_path):
@@ -222,6 +223,11 @@ def test_an_attention_that_the_model_does_not_take():
     ) as error:
         load_model("tiny-gpt-oss", "sdpa")
     assert error.value.rule == "E-IMPLEMENTATION"
+
+
+def test_a_module_that_is_no_model_of_transformers(recorded):
+    with pytest.raises(Unsupported, match="Linear is no model of transformers"):
+        recorded(torch.nn.Linear(2, 2), lambda _: None)
 
 
 def test_an_engine_that_is_not_known():

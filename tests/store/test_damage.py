@@ -88,9 +88,8 @@ def test_a_missing_trace_names_its_neighbours(tmp_path):
     with pytest.raises(TraceMissing, match=r"did you mean prefill\.h5\?") as refused:
         open_trace(tmp_path / "prefil.h5")
     assert refused.value.fields["close"] == ["prefill.h5"]
-    for path in (tmp_path, tmp_path / "no" / "x.h5"):
-        with pytest.raises(TraceMissing):
-            verify_trace(path)
+    with pytest.raises(TraceMissing):
+        verify_trace(tmp_path / "no" / "x.h5")
 
 
 def test_other_hdf5_files_are_no_traces(tmp_path):
@@ -114,3 +113,13 @@ def test_calls_outside_the_trace_and_closed_traces(good, tmp_path):
     trace.close()
     with pytest.raises(ValueError, match="is closed"):
         trace.call(0)
+
+
+def test_a_damaged_chunk_is_told_once(tmp_path):
+    path = tmp_path / "x.h5"
+    write_trace(path, recording(), decode_steps(6))
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    told = [(violation.rule, violation.message) for violation in verify_trace(path)]
+    assert [rule for rule, _ in told] == ["E-22", "E-19"]

@@ -87,6 +87,7 @@ def run_transformers(
     elif attn_implementation is not None:
         model.set_attn_implementation(attn_implementation)
     encoded = encode(prompts, tokenizer, model)
+    _check_length(model, max(map(len, encoded)), max_new_tokens)
     with record(
         out, engine="transformers", model=model, layers=layers, steps=steps, force=force, write=write
     ) as session:
@@ -109,6 +110,17 @@ def run_transformers(
         tuple(session.problems),
         str(getattr(session.written, "content_digest", "")),
     )
+
+
+def _check_length(model: Any, prompt: int, max_new_tokens: int) -> None:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(most, int) and prompt + max_new_tokens > most:
+        raise UsageError(
+            f"the model has {most} positions, and the longest prompt takes {prompt}; ask for at most "
+            f"{max(most - prompt, 0)} new tokens, not {max_new_tokens}.",
+            rule="E-TOKENS",
+            positions=most,
+        )
 
 
 def greedy(

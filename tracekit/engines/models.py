@@ -1,6 +1,8 @@
 """Models by name for the built-in driver: the three that come with tracekit, a folder, or an id."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,17 @@ def load_model(
             transformers refuses the checkpoint for another reason.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers.utils import logging as bars
 
     transformers_backend.register()
     folder = str(smollm2.prepared() if name == "smollm2" else tiny.prepared(name) if name in NAMES else name)
-    progress = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    progress = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         # A plain word is a folder or was fetched before; only `owner/name` is worth asking a hub for.
-        local = "/" not in name or Path(folder).is_dir()
-        AutoConfig.from_pretrained(folder, local_files_only=local)
+        local = "/" not in name or Path(folder).is_dir() or _is_here(folder)
+        with _quiet_hub():
+            AutoConfig.from_pretrained(folder, local_files_only=local)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch_dtype(dtype),
@@ -58,7 +61,7 @@ def load_model(
         raise _refused(name, attn_implementation, error) from error
     finally:
         if progress:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
     # The name a user knows; the folder of a checkpoint may lie anywhere.
     model.config._name_or_path = name
     try:
@@ -87,6 +90,29 @@ def _refused(name: str, implementation: str | None, error: ValueError) -> UsageE
         model=name,
         valid=list(NAMES),
     )
+
+
+def _is_here(identifier: str) -> bool:
+    """Whether a model of a hub was fetched before."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(identifier, local_files_only=True)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """A hub that does not answer is told once, by the error, and not at each try."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def encode(prompts: Sequence[str | Sequence[int]], tokenizer: Any, model: Any) -> list[list[int]]:

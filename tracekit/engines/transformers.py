@@ -246,6 +246,12 @@ def own_eager(module: Any) -> Attention:
 
 
 def _refuse_model(model: Any) -> None:
+    if not hasattr(getattr(model, "config", None), "_attn_implementation"):
+        raise Unsupported(
+            f"{type(model).__name__} is no model of transformers; give one, or record calls of your own with "
+            "session.attention(...) and without model=.",
+            rule="T-MODEL",
+        )
     kind = getattr(model.config, "model_type", "")
     if kind in LATER:
         raise Unsupported(

@@ -9,7 +9,7 @@ import torch
 
 from tracekit.model import Identity
 
-_VOLATILE = {"_name_or_path", "transformers_version", "_attn_implementation", "attn_implementation", "dtype"}
+VOLATILE = {"_name_or_path", "transformers_version", "_attn_implementation", "attn_implementation", "dtype"}
 
 
 def model_identity(model: Any) -> Identity:
@@ -22,7 +22,7 @@ def model_identity(model: Any) -> Identity:
         weights.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         weights.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    config = {key: value for key, value in model.config.to_dict().items() if key not in _VOLATILE}
+    config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     text = json.dumps(config, sort_keys=True, default=str)
     return Identity(
         model=PurePath(str(getattr(model.config, "_name_or_path", "") or "")).name,

@@ -16,6 +16,8 @@ BUILTIN: Mapping[str, str] = {
     "oracle": "tracekit.providers.oracle:Oracle",
     "torch-flash-cpu": "tracekit.providers.torch_flash_cpu:TorchFlashCpu",
     "transformers": "tracekit.providers.transformers:Transformers",
+    "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
+    "vllm-cpu-nosplit": "tracekit.providers.vllm_cpu:VllmCpuNoSplit",
 }
 """Provider id -> `module:factory`; the module is imported only when the provider is made."""
 
@@ -26,6 +28,8 @@ KERNELS: Mapping[str, str] = {
     "torch.flash_cpu": "torch-flash-cpu",
     "transformers.eager": "transformers",
     "transformers.sdpa": "transformers",
+    "vllm.cpu_attention": "vllm-cpu",
+    "vllm.cpu_attention.nosplit": "vllm-cpu-nosplit",
 }
 """Recorded kernel -> the provider that runs it again."""
 

@@ -49,7 +49,10 @@ class Writer(Protocol):
         ...
 
 
-BUILTIN = {"transformers": "tracekit.engines.transformers:attach"}
+BUILTIN = {
+    "transformers": "tracekit.engines.transformers:attach",
+    "vllm": "tracekit.engines.vllm:attach",
+}
 """Names, not imports: recording knows no engine."""
 
 
@@ -74,14 +77,14 @@ def record(
 
     Args:
         path: the trace.
-        engine: name of an engine adapter; None is `transformers` where a `model` is given, and otherwise
-            records only what `session.attention` is given.
+        engine: name of an engine adapter; None is `transformers` where a `model` is given, `vllm` where an
+            `llm` is, and otherwise records only what `session.attention` is given.
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
         derive: gives the LSE of calls whose kernel gave none.
         force: write over a file that exists.
         write: writes the trace; None takes `tracekit.store.write_trace`.
-        options: what the engine adapter needs (`model` for transformers).
+        options: what the engine adapter needs (`model` for transformers, `llm` for vllm).
 
     Raises:
         UsageError: `R-ENGINE` for an engine that is not known; `U-EXISTS`, `U-FOLDER` for the path.
@@ -94,6 +97,8 @@ def record(
     """
     if engine is None and "model" in options:
         engine = "transformers"
+    if engine is None and "llm" in options:
+        engine = "vllm"
     if engine is None and options:
         raise UsageError(
             f"record() does not know the option {', '.join(options)}; without an engine it takes layers, "

@@ -27,20 +27,34 @@ class Lost:
 
 @dataclass
 class OpenRequest:
-    """One request: its tokens so far, where its prompt ends, and whether its cache still holds its tokens."""
+    """One request: its tokens so far, where its prompt ends, and whether its cache still holds its tokens.
+
+    Args:
+        alias: the engine's name for it.
+        tokens: as far as they were seen.
+        prompt_length: how many of them are prompt; found out on the way where the engine does not say.
+        told: whether the engine said it.
+        decoding: whether a single token has followed the prompt.
+        lost: since when its KV is not that of its tokens; None while it is.
+    """
 
     alias: str
     tokens: list[int] = field(default_factory=list)
     prompt_length: int = 0
+    told: bool = False
     decoding: bool = False
     lost: Lost | None = None
 
     def extend(self, tokens: Array) -> Mode:
         """Append the tokens of a step and say what the step is for this request.
 
-        The prompt is the first step and every following step of more than one token (chunked prefill);
-        from the first single token on, the request decodes.
+        Where the engine does not say how long the prompt is, it is the first step and every following step
+        of more than one token (chunked prefill); from the first single token on, the request decodes.
         """
+        if self.told:
+            mode = Mode.PREFILL if len(self.tokens) < self.prompt_length else Mode.DECODE
+            self.tokens.extend(int(token) for token in tokens)
+            return mode
         if self.tokens and len(tokens) == 1:
             self.decoding = True
         self.tokens.extend(int(token) for token in tokens)
@@ -57,9 +71,15 @@ class RequestTable:
         self._requests: list[OpenRequest] = []
         self._keys: list[RequestKey] = []
 
-    def open(self, alias: str = "") -> Handle:
-        """Begin a request and return its handle."""
-        self._requests.append(OpenRequest(alias))
+    def open(self, alias: str = "", prompt_length: int | None = None) -> Handle:
+        """Begin a request and return its handle.
+
+        Args:
+            alias: the engine's name for it.
+            prompt_length: tokens of its prompt, where the engine says so.
+        """
+        told = prompt_length is not None
+        self._requests.append(OpenRequest(alias, prompt_length=prompt_length or 0, told=told))
         return len(self._requests) - 1
 
     def __getitem__(self, handle: Handle) -> OpenRequest:

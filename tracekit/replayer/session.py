@@ -14,7 +14,7 @@ from tracekit.compare import (
     diagnose,
     envelope,
 )
-from tracekit.errors import ProviderFailed, Unsupported
+from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
@@ -194,7 +194,7 @@ class Session:
                 return
             else:
                 refuted = self._twin_is_refuted(tally.relation, call, judged)
-        except (ProviderFailed, Unsupported) as error:
+        except (ProviderFailed, Unsupported, Unavailable, UsageError) as error:
             tally.control = f"the negative control failed: {error}"
             return
         tally.control_refuted = refuted

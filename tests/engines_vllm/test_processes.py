@@ -1,0 +1,55 @@
+"""The plug-in: it records the process that runs the model, wherever that is, and is inert otherwise."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import tracekit
+from tracekit.engines import tiny, vllm_plugin
+from tracekit.verdict import Status
+
+SERVE = Path(__file__).with_name("serve.py")
+
+
+def test_without_the_setting_the_plugin_touches_nothing(qwen3):
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    before = GPUModelRunner.execute_model
+    vllm_plugin.register()
+    assert GPUModelRunner.execute_model is before
+
+
+def test_the_plugin_is_declared():
+    from importlib.metadata import entry_points
+
+    (point,) = (p for p in entry_points(group="vllm.general_plugins") if p.name == "tracekit")
+    assert point.load() is vllm_plugin.register
+
+
+def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path):
+    prompts = [prompt(70, 1), prompt(9, 2)]
+    settings = {"TRACEKIT_RECORD": str(tmp_path / "run.h5"), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    ran = subprocess.run(
+        [sys.executable, SERVE, str(tiny.prepared("tiny-qwen3")), json.dumps(prompts)],
+        env=os.environ | settings,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["refused"] == "V-PROCESS"
+
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("run.rank0-")
+    with tracekit.open(path) as trace:
+        assert trace.recording.notes["pid"] == path.stem.rpartition("-")[2] != str(said["pid"])
+        assert all(line.complete and line.recorded == 2 for line in trace.recording.ledger)
+        assert trace.recording.notes["warm-up"] == "1 dummy runs before the first step, none recorded"
+        found = [request.token_ids.tolist() for request in trace.recording.requests]
+    assert found == [p + t[:-1] for p, t in zip(prompts, said["tokens"], strict=True)]
+    assert tracekit.verify(path) == []
+    assert tracekit.replay(path, provider="vllm-cpu", claims=["recorded"]).status is Status.HELD

@@ -1,0 +1,202 @@
+"""Engine vLLM: records the attention of a model runner, without changing what it computes.
+
+The recorder stands before two methods of one engine's own objects: `execute_model` of its model runner, which
+knows requests, tokens and positions, and `forward` of each layer's attention implementation, which knows the
+launch. It calls the original with the original arguments and then reads back what the kernel has read.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from tracekit.engines.patch import Entry, enter_all
+from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
+from tracekit.engines.vllm_check import check_conventions
+from tracekit.engines.vllm_identity import engine_identity
+from tracekit.engines.vllm_points import (
+    TESTED,
+    attention_layers,
+    layer_number,
+    refuse_runner,
+    runner_of,
+    schedulings,
+    tested,
+)
+from tracekit.engines.vllm_step import Requests, Step
+from tracekit.errors import TracekitError, Unsupported
+from tracekit.recorder.session import Session
+
+
+class UntestedVersion(UserWarning):
+    """The engine is not one of the versions that the recorder was made for."""
+
+
+@contextmanager
+def attach(session: Session, *, llm: Any) -> Iterator[None]:
+    """Record the attention of an `LLM` whose engine runs in this process, until the context is left.
+
+    Args:
+        session: gets the calls.
+        llm: a `vllm.LLM`, made with VLLM_ENABLE_V1_MULTIPROCESSING=0.
+
+    Raises:
+        Unsupported: `V-PROCESS`, `V-HOOK`, `V-BACKEND`, `V-SPECULATIVE` before anything is touched.
+
+    Warns:
+        UntestedVersion: the version lies outside the tested ones.
+    """
+    with ExitStack() as stack:
+        enter_all(stack, Recorder(session, runner_of(llm)).entries(), [])
+        yield
+
+
+class Recorder:
+    """The hooks of one model runner.
+
+    Args:
+        session: gets the calls.
+        runner: vLLM's `GPUModelRunner`, or one that inherits from it.
+
+    Raises:
+        Unsupported: `V-HOOK`, `V-BACKEND`, `V-LAYER`, `V-SPECULATIVE`.
+    """
+
+    def __init__(self, session: Session, runner: Any) -> None:
+        refuse_runner(runner)
+        self._session = session
+        self._runner = runner
+        self._layers = attention_layers(runner)
+        self._numbers = {name: layer_number(name) for name in self._layers}
+        self._scheduling = schedulings(runner)
+        self._requests = Requests(session)
+        self._checked: set[str] = set()
+        self._dummies = 0
+        self._scheduled: Any = None
+        self._step: Step | None = None
+        self._opened = False
+        self._refused: TracekitError | None = None
+        session.identity = engine_identity(runner)
+        self._untested = not tested(engine_name().partition(" ")[2])
+        if self._untested:
+            versions = " .. ".join(".".join(map(str, version)) for version in TESTED)
+            session.notes["version"] = f"{engine_name()} is outside the tested versions {versions}"
+            warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
+
+    def entries(self) -> list[Entry]:
+        """The attributes of this engine's objects that are wrapped; its classes stay as they are."""
+        runner = self._runner
+        entries = [
+            Entry(
+                "model runner", vars(runner), "execute_model", lambda _: self._wrap_step(runner.execute_model)
+            )
+        ]
+        for name, layer in self._layers.items():
+            entries.append(Entry(name, vars(layer.impl), "forward", self._forward_of(name, layer.impl)))
+        return entries
+
+    def _forward_of(self, name: str, impl: Any) -> Callable[[Any], Any]:
+        return lambda _: self._wrap_forward(name, impl.forward)
+
+    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self._enter(scheduler_output)
+            try:
+                result = original(scheduler_output, *args, **kwargs)
+            except BaseException as error:
+                self._leave(f"the engine's step failed: {error!r}")
+                raise
+            self._leave()
+            return result
+
+        return execute_model
+
+    def _wrap_forward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(
+            layer: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            kv_cache: Any,
+            attn_metadata: Any,
+            output: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            result = original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            # Without metadata or outside a step it is a profiling run, over tokens that nobody sent.
+            if attn_metadata is not None and self._scheduled is not None:
+                self._look(name, layer, query, kv_cache, attn_metadata, output)
+            else:
+                self._dummies += 1
+                self._session.notes["profiling"] = f"{self._dummies} attention calls, none recorded"
+            return result
+
+        return forward
+
+    def _enter(self, scheduled: Any) -> None:
+        self._scheduled, self._step, self._opened, self._refused = scheduled, None, False, None
+        try:
+            self._requests.begin(scheduled)
+        except TracekitError as error:
+            self._refused = error
+
+    def _leave(self, failed: str = "") -> None:
+        scheduled, self._scheduled = self._scheduled, None
+        if not scheduled.total_num_scheduled_tokens:
+            return
+        if not self._opened:
+            # No hook fired: a replayed graph, or a model that goes around the layers. The ledger says so.
+            self._open(scheduled)
+        if self._step is not None and not failed:
+            self._requests.ran(self._step)
+        self._session.end(failed)
+
+    def _open(self, scheduled: Any) -> None:
+        """Open the step in the session: at its first launch, when the input buffers are filled."""
+        self._opened = True
+        expected = len(self._layers)
+        try:
+            if self._refused is None:
+                step = self._requests.read(self._runner, scheduled)
+                fresh = {handle: np.asarray(step.fresh.get(handle, []), np.int64) for handle in step.handles}
+                self._session.begin(fresh, expected=expected, mode=step.mode)
+                self._step = step
+                return
+        except TracekitError as error:
+            self._refused = error
+        except Exception as error:
+            self._refused = Unsupported(f"the step could not be read: {error!r}", rule="V-STEP")
+        self._session.begin({}, expected=expected)
+        self._session.fail(self._refused, "step", fired=False)
+
+    def _look(self, name: str, layer: Any, query: Any, kv_cache: Any, metadata: Any, output: Any) -> None:
+        """Record a launch that has already run. Nothing that happens here reaches the engine."""
+        number = self._numbers[name]
+        if not self._opened:
+            self._open(self._scheduled)
+        try:
+            if self._step is None:
+                return self._session.fail(self._refused or RuntimeError("no step"), "step")
+            if not self._session.wants(number):
+                return self._session.skip()
+            call = KernelCall(
+                name,
+                number,
+                layer,
+                self._layers[name].impl,
+                query,
+                kv_cache,
+                metadata,
+                output,
+                self._scheduling[name],
+            )
+            seen = observe_call(call, self._step)
+            if self._untested and name not in self._checked:
+                check_conventions(seen)
+                self._checked.add(name)
+            self._session.observe(seen)
+        except Exception as error:
+            self._session.fail(error, f"layer {number}")

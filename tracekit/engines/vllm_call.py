@@ -1,0 +1,304 @@
+"""One launch of vLLM's CPU attention, in the logical words of the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracekit.canonical.paged import page_slots
+from tracekit.canonical.window import live_rows, window_ranges
+from tracekit.engines.torch_bits import borrow
+from tracekit.engines.vllm_points import Scheduling
+from tracekit.engines.vllm_step import Step
+from tracekit.errors import Unsupported
+from tracekit.model import (
+    Array,
+    Bits,
+    Conventions,
+    DType,
+    KVFamily,
+    LaunchPlan,
+    Origin,
+    Output,
+    Provenance,
+    Selection,
+    scale_to_bits,
+)
+from tracekit.model.launch_plan import Scalar
+from tracekit.providers.vllm_cpu_cache import FLOAT8, decode
+from tracekit.providers.vllm_cpu_ops import executed
+from tracekit.providers.vllm_cpu_packing import packing
+from tracekit.recorder.observation import Borrowed, Observation, SeenKV
+
+_NULL_PAGE = 0
+"""vLLM gives block 0 to nobody and fills tables with it."""
+_FP8_NAMES = {"fp8": "fp8_e4m3"}
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """The arguments and the answer of one `CPUAttentionBackendImpl.forward`.
+
+    Args:
+        name: of the layer, `model.layers.0.self_attn.attn`.
+        number: the same as a number.
+        layer: gives the scales of an FP8 cache.
+        impl: the implementation; gives scale, window and sinks.
+        query: `[N or more, H, D]`.
+        kv_cache: `[blocks, Hkv, page_size, 2 * D]`.
+        metadata: lengths, tables, and the plan of the kernel.
+        output: `[N or more, H * D]` or `[N or more, H, D]`, filled.
+        scheduling: what the plan was made with.
+    """
+
+    name: str
+    number: int
+    layer: Any
+    impl: Any
+    query: torch.Tensor
+    kv_cache: torch.Tensor
+    metadata: Any
+    output: torch.Tensor
+    scheduling: Scheduling
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """KV rows of one request as they lie in the cache, and where they begin.
+
+    Args:
+        keys: `[Hkv, N, D]`.
+        values: likewise.
+        first: logical index of row 0.
+    """
+
+    keys: Array
+    values: Array
+    first: int
+
+
+def observe_call(call: KernelCall, step: Step) -> Observation:
+    """Return the logical side of a launch that has run; everything in it is a copy.
+
+    Raises:
+        Unsupported: the launch does something that a trace cannot say.
+    """
+    _refuse(call)
+    metadata, impl = call.metadata, call.impl
+    rows = int(metadata.num_actual_tokens)
+    starts = metadata.query_start_loc.cpu().numpy().astype(np.int32)
+    lengths = metadata.seq_lens.cpu().numpy().astype(np.int32)
+    _check_rows(call, step, rows, starts, lengths)
+    q, dtype = _copied(call.query[:rows], "query")
+    heads, dim = q.shape[1:]
+    window = impl.sliding_window if impl.sliding_window > 0 else None
+    tables = metadata.block_table.cpu().numpy()
+    seen = []
+    for start, stop, length, table in zip(starts[:-1], starts[1:], lengths, tables, strict=True):
+        first, end = live_rows(int(length), int(stop - start), window)
+        seen.append(_read(call, table, first, end, dim))
+    kv = {
+        handle: {KVFamily.DENSE: _values(call, part, dtype)}
+        for handle, part in zip(step.handles, seen, strict=True)
+    }
+    out = _copied(call.output[:rows].reshape(rows, heads, -1), "output")
+    split = _split_kv()
+    plan = _plan(call, rows, starts, lengths, tables, seen)
+    return Observation(
+        layer=call.number,
+        requests=step.handles,
+        request=step.request,
+        positions=step.positions,
+        q=Bits(q, dtype),
+        kv=kv,
+        sink=None if impl.sinks is None else _sink(impl.sinks),
+        selection=Selection({KVFamily.DENSE: window_ranges(step.positions, window)}),
+        out=Output(Bits(*out), Origin.EXECUTED),
+        lse=None,
+        conventions=Conventions(
+            scale_to_bits(impl.scale),
+            window=window,
+            probability_dtype=dtype,
+        ),
+        provenance=Provenance(
+            engine_name(),
+            "CPU_ATTN",
+            executed(call.scheduling.isa, split),
+            torch.get_num_threads(),
+            _details(call, plan.scalars),
+        ),
+        launch=plan,
+    )
+
+
+@cache
+def engine_name() -> str:
+    """The engine and its version."""
+    import vllm
+
+    return f"vllm {vllm.__version__}"
+
+
+def _split_kv() -> bool:
+    from vllm import envs
+
+    return bool(envs.VLLM_CPU_ATTN_SPLIT_KV)
+
+
+def _refuse(call: KernelCall) -> None:
+    impl, metadata = call.impl, call.metadata
+    kind = getattr(impl.attn_type, "value", impl.attn_type)
+    checks = (
+        (impl.alibi_slopes is not None, "uses ALiBi, a bias on the scores"),
+        (bool(impl.logits_soft_cap), f"caps its scores softly at {impl.logits_soft_cap}"),
+        (kind != "decoder", f"is {kind} attention"),
+        (not metadata.causal or metadata.dynamic_causal is not None, "is not causal"),
+        (call.kv_cache.ndim != 4, f"has a cache of shape {list(call.kv_cache.shape)}"),
+        (_kv_dtype(call) not in ("auto", *FLOAT8), f"has a KV cache of {impl.kv_cache_dtype}"),
+    )
+    found = next((what for wrong, what in checks if wrong), None)
+    if found is not None:
+        raise Unsupported(
+            f"layer {call.name} {found}, which a trace cannot say; record a model or a setting without it.",
+            rule="V-ARGUMENT",
+            layer=call.name,
+        )
+
+
+def _check_rows(call: KernelCall, step: Step, rows: int, starts: Array, lengths: Array) -> None:
+    """The kernel's own lengths must say what the runner's buffers say."""
+    places = np.repeat(np.arange(lengths.size, dtype=np.int32), np.diff(starts))
+    fits = starts[0] == 0 and starts[-1] == rows and np.array_equal(places, step.request)
+    if fits:
+        at = np.arange(rows) - np.repeat(starts[1:], np.diff(starts)) + lengths[places]
+        fits = np.array_equal(at, step.positions)
+    if not fits:
+        raise Unsupported(
+            f"layer {call.name} was launched for rows {starts.tolist()[:6]} and lengths "
+            f"{lengths.tolist()[:6]}, which are not the {step.positions.size} rows of the model's input.",
+            rule="V-ROWS",
+            layer=call.name,
+        )
+
+
+def _read(call: KernelCall, table: Array, first: int, end: int, dim: int) -> _Rows:
+    """Read rows `[first, end)` of one request back from the pages that the kernel read.
+
+    Rows before the window are not touched: their pages may long be those of other rows.
+
+    Raises:
+        InvalidCall: `C-PAGE-...` when the table gives a row no page of its own.
+    """
+    blocks, heads, page, _ = call.kv_cache.shape
+    slots = page_slots(table, np.arange(first, end), page, pages=blocks, null_page=_NULL_PAGE)
+    pages = slots[np.r_[True, np.diff(slots // page) != 0]] // page
+    cache_rows = call.kv_cache.view(blocks, heads, 2 * page, dim)
+    raw = cache_rows[torch.from_numpy(pages).to(call.kv_cache.device)].cpu()
+    words = raw.view(torch.uint8 if raw.itemsize == 1 else torch.int16 if raw.itemsize == 2 else torch.int32)
+    stored = words.numpy().reshape(pages.size, heads, -1)
+    stored = stored.view(np.dtype(f"u{stored.itemsize}"))
+    order = packing(call.scheduling.isa, call.query.dtype, _kv_dtype(call), page, dim)
+    skip = first - first // page * page
+    keys, values = (
+        part.transpose(1, 0, 2, 3).reshape(heads, -1, dim)[:, skip : skip + end - first]
+        for part in order.unpack(stored, dim)
+    )
+    return _Rows(keys, values, first)
+
+
+def _values(call: KernelCall, rows: _Rows, dtype: DType) -> SeenKV:
+    """Return rows as values of the model's dtype."""
+    kind = FLOAT8.get(_kv_dtype(call))
+    if kind is None:
+        return SeenKV(Borrowed(rows.keys, dtype), Borrowed(rows.values, dtype), rows.first)
+    parts = []
+    for stored, scale in ((rows.keys, _scale(call, "_k")), (rows.values, _scale(call, "_v"))):
+        bits = decode(np.ascontiguousarray(stored), kind, scale, dtype)
+        if bits is None:
+            raise Unsupported(
+                f"layer {call.name} stores {kind.value} times {scale}, which is not exact in {dtype.value}; "
+                "use scales that are powers of two, so that the rows are the values that the kernel reads.",
+                rule="V-FP8",
+                layer=call.name,
+                scale=scale,
+            )
+        parts.append(Borrowed(bits.data, dtype))
+    return SeenKV(parts[0], parts[1], rows.first)
+
+
+def _plan(
+    call: KernelCall, rows: int, starts: Array, lengths: Array, tables: Array, seen: list[_Rows]
+) -> LaunchPlan:
+    page = int(call.kv_cache.shape[2])
+    kv_dtype = _kv_dtype(call)
+    scalars: dict[str, Scalar] = {
+        "isa": call.scheduling.isa,
+        "kv_dtype": kv_dtype,
+        "scale": float(call.impl.scale),
+        "sink_dtype": None if call.impl.sinks is None else str(call.impl.sinks.dtype).removeprefix("torch."),
+        "window": int(call.impl.sliding_window),
+        "plan_window": call.scheduling.window,
+        "plan_heads": call.scheduling.heads,
+        # The plan itself holds addresses of the process that made it; vLLM makes it again from the same
+        # arguments, and its size says whether it dealt the work out in the same way.
+        "plan_bytes": int(call.metadata.scheduler_metadata.numel()),
+        "threads": torch.get_num_threads(),
+        "split_kv": _split_kv(),
+        "k_scale": _scale(call, "_k"),
+        "v_scale": _scale(call, "_v"),
+        "blocks": int(call.kv_cache.shape[0]),
+        "table_width": int(tables.shape[1]),
+        "query_stride": int(call.query.stride(0)),
+        "block_stride": int(call.kv_cache.stride(0)),
+        "max_query_len": int(call.metadata.max_query_len),
+        "max_seq_len": int(call.metadata.max_seq_len),
+    }
+    arrays: dict[str, Array] = {"seq_lens": lengths}
+    if kv_dtype in FLOAT8:
+        arrays["k_storage"] = np.concatenate([part.keys.transpose(1, 0, 2) for part in seen])
+        arrays["v_storage"] = np.concatenate([part.values.transpose(1, 0, 2) for part in seen])
+    return LaunchPlan(
+        executed(call.scheduling.isa, _split_kv()).kernel,
+        np.arange(rows),
+        rows,
+        page_size=page,
+        block_tables=tuple(
+            table[: -(-int(n) // page)].astype(np.int32) for table, n in zip(tables, lengths, strict=True)
+        ),
+        cu_seqlens=starts,
+        scalars=scalars,
+        arrays=arrays,
+    )
+
+
+def _details(call: KernelCall, scalars: Mapping[str, Scalar]) -> dict[str, str]:
+    """What a launch of other rows needs to be one of the same kind."""
+    details = {name: str(scalars[name]) for name in ("isa", "kv_dtype", "sink_dtype") if scalars[name]}
+    details |= {"layer": call.name, "page_size": str(call.kv_cache.shape[2])}
+    if scalars["kv_dtype"] in FLOAT8:
+        details |= {"k_scale": _scale(call, "_k").hex(), "v_scale": _scale(call, "_v").hex()}
+    return details
+
+
+def _kv_dtype(call: KernelCall) -> str:
+    name = str(call.impl.kv_cache_dtype)
+    if call.kv_cache.dtype == call.query.dtype:
+        return "auto"
+    return _FP8_NAMES.get(name, name)
+
+
+def _scale(call: KernelCall, side: str) -> float:
+    return float(getattr(call.layer, f"{side}_scale_float"))
+
+
+def _sink(sinks: torch.Tensor) -> Bits:
+    data, dtype = _copied(sinks, "sinks")
+    return Bits.from_float32(Bits(data, dtype).to_float32(), DType.FLOAT32)
+
+
+def _copied(tensor: torch.Tensor, name: str) -> tuple[Array, DType]:
+    borrowed = borrow(tensor, name)
+    return borrowed.data.copy(), borrowed.dtype

