@@ -26,6 +26,7 @@ def test_there_are_goldens():
         "smollm2-decode",
         "qwen3-batch",
         "gpt-oss",
+        "deepseek-v4",
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tracekit.engines import tiny, transformers_backend
-from tracekit.model import AttentionCall, Recording
+from tracekit.model import AttentionCall, IndexerCall, Recording
 from tracekit.recorder.api import record
 
 
@@ -16,10 +16,11 @@ class Recorded:
 
     recording: Recording | None = None
     calls: list[AttentionCall] = field(default_factory=list)
+    indexer_calls: list[IndexerCall] = field(default_factory=list)
     session: Any = None
 
-    def write(self, _, recording, calls):
-        self.recording, self.calls = recording, calls
+    def write(self, _, recording, calls, indexer_calls=()):
+        self.recording, self.calls, self.indexer_calls = recording, calls, list(indexer_calls)
 
     def at(self, *, layer, step):
         return next(c for c in self.calls if (c.layer, c.step) == (layer, step))
@@ -66,6 +67,18 @@ def qwen3(_models):
 @pytest.fixture
 def gpt_oss(_models):
     model = _models["tiny-gpt-oss"]
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.fixture
+def deepseek_v4(_models):
+    return _models["tiny-deepseek-v4"]
+
+
+@pytest.fixture
+def deepseek_v32(_models):
+    model = _models["tiny-deepseek-v32"]
     model.set_attn_implementation("eager")
     return model
 

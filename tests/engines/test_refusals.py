@@ -174,8 +174,8 @@ def test_mixed_dtypes(qwen3, recorded, prompt, monkeypatch):
 
 
 def test_models_of_a_later_day(qwen3, monkeypatch):
-    monkeypatch.setattr(type(qwen3.config), "model_type", "deepseek_v4")
-    with pytest.raises(Unsupported, match="deepseek_v4 is not recorded yet"):
+    monkeypatch.setattr(type(qwen3.config), "model_type", "glm_moe_dsa")
+    with pytest.raises(Unsupported, match="glm_moe_dsa is not recorded yet"):
         engine.attach(None, model=qwen3).__enter__()
 
 

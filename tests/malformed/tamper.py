@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from tests.store.calls import KEYS, plan, prefill, recording
+from tests.store.calls import KEYS, indexer_call, plan, prefill, recording
 from tracekit.model import Bits, KVFamily, KVRows
 from tracekit.store import write_trace
 from tracekit.store.userblock import UserBlock, parse_user_block
@@ -25,6 +25,11 @@ def good(path: Path) -> None:
     changed = {**first.kv, KEYS[0]: {KVFamily.DENSE: KVRows(Bits(keys, held.keys.dtype), held.values)}}
     calls = [first, replace(first, kv=changed, launch=None, step=1)]
     write_trace(path, recording(calls), calls)
+
+
+def good_indexer(path: Path) -> None:
+    """One call of attention and two of an indexer."""
+    write_trace(path, recording(), [prefill()], indexer_calls=[indexer_call(), indexer_call(1, start=10)])
 
 
 def block(path: Path) -> UserBlock:

@@ -30,7 +30,7 @@ def test_rule(name, tmp_path, monkeypatch):
         assert [violation.rule for violation in violations] == [builder.RULE]
         return
     with pytest.raises((TraceCorrupt, TraceTooNew)) as refused, open_trace(path, threads=1) as trace:
-        _ = trace.recording, trace.heads, list(trace)
+        _ = trace.recording, trace.heads, list(trace), list(trace.indexer_calls())
     assert refused.value.rule == builder.RULE
     assert isinstance(refused.value, TraceTooNew) is (builder.RULE == "E-02")
 

@@ -103,6 +103,7 @@ BROKEN = {
     "M-LEDGER": lambda: StepRecord(0, 2, 2, 2, 1),
     "M-REQUEST": lambda: Request(KEY, np.array([1, 2, 3]), 2),
     "M-INDEX-SHAPE": lambda: indexer(weights=zeros(3, 5)),
+    "M-INDEX-K": lambda: indexer(k=1),
 }
 
 
@@ -171,6 +172,8 @@ def indexer(**changes) -> IndexerCall:
         keys={KEY: zeros(4, 8)},
         top_k=Lists.of([np.array([0]), np.array([1, 0]), np.array([2])]),
         provenance=Provenance("test", "test", ExecutedIdentity("test")),
+        k=2,
+        family=KVFamily.DENSE,
     )
     return replace(whole, **changes)
 

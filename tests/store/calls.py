@@ -13,6 +13,7 @@ from tracekit.model import (
     ExecutedIdentity,
     Gradients,
     Identity,
+    IndexerCall,
     KVFamily,
     KVRows,
     LaunchPlan,
@@ -187,4 +188,27 @@ def two_families(seed: int = 0) -> AttentionCall:
         selection=Selection({KVFamily.C4: lists, KVFamily.RECENT: ranges}),
         conventions=CONVENTIONS,
         provenance=PROVENANCE,
+    )
+
+
+def indexer_call(seed: int = 0, *, start: int = 6, keys: Bits | None = None) -> IndexerCall:
+    """Four rows of one request that choose at most two of its C4 rows each."""
+    rng = np.random.default_rng(seed)
+    positions = np.arange(start, start + 4)
+    lists = [rng.permutation((p + 1) // 4)[:2] for p in positions.tolist()]
+    top_k = Lists.of([np.asarray(ids, np.int64) for ids in lists])
+    return IndexerCall(
+        layer=3,
+        step=7,
+        rows=Rows((KEYS[1],), np.zeros(4), positions, np.full(4, -1)),
+        query=bits(rng, (4, 3, 8)),
+        weights=bits(rng, (4, 3), DType.FLOAT32),
+        keys={KEYS[1]: bits(rng, ((start + 4) // 4, 8)) if keys is None else keys},
+        top_k=top_k,
+        provenance=PROVENANCE,
+        k=2,
+        family=KVFamily.C4,
+        scale_bits=scale_to_bits(0.25),
+        scores=bits(rng, (top_k.ids.size,), DType.FLOAT32),
+        rank=1,
     )

@@ -61,6 +61,11 @@ class PaddedBatch:
         return self._rank[:, -self.queries :].reshape(-1)[self.row_slots]
 
     @property
+    def key_rows(self) -> npt.NDArray[np.int64]:
+        """The logical row in each key slot, int64 `[B, T]`; says nothing where a slot holds none."""
+        return self._rank[:, -self.keys :]
+
+    @property
     def real_keys(self) -> npt.NDArray[np.bool_]:
         """Which key slots hold a row, bool `[B, T]`."""
         return self.real[:, -self.keys :]
@@ -102,13 +107,24 @@ class PaddedBatch:
                 "which tokens are padding.",
                 rule="C-MASK-PADDING",
             )
-        rank = self._rank[:, -self.keys :]
-        counts = seen.sum(1)
-        lowest = rank[owner, seen.argmax(1)]
-        highest = rank[owner, self.keys - 1 - seen[:, ::-1].argmax(1)]
-        some = counts > 0
-        lo, hi = np.where(some, lowest, 0), np.where(some, highest + 1, 0)
-        if (hi - lo == counts).all():
-            return Ranges(lo, hi)
-        ids = rank[owner[np.nonzero(seen)[0]], np.nonzero(seen)[1]]
-        return Lists(ids, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return as_selection(seen, self.key_rows[owner])
+
+
+def as_selection(seen: npt.NDArray[np.bool_], ids: Array) -> Ranges | Lists:
+    """Return what rows read: ranges where every row reads consecutive ids, else lists, in order of the slots.
+
+    Args:
+        seen: bool `[R, N]`, which slots each row reads.
+        ids: int64 `[R, N]`, the logical row in each slot; rises along a row.
+    """
+    if not seen.shape[1]:
+        return Ranges(np.zeros(seen.shape[0], np.int64), np.zeros(seen.shape[0], np.int64))
+    counts = seen.sum(1)
+    row = np.arange(seen.shape[0])
+    lowest = ids[row, seen.argmax(1)]
+    highest = ids[row, seen.shape[1] - 1 - seen[:, ::-1].argmax(1)]
+    some = counts > 0
+    lo, hi = np.where(some, lowest, 0), np.where(some, highest + 1, 0)
+    if (hi - lo == counts).all():
+        return Ranges(lo, hi)
+    return Lists(ids[seen], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))

@@ -70,6 +70,21 @@ def facts(trace: Trace) -> dict[str, Any]:
             }
             for head in trace.heads
         ],
+        "indexer_calls": [
+            {
+                "index": head.index,
+                "layer": head.layer,
+                "step": head.step,
+                "rows": head.num_rows,
+                "heads": head.num_heads,
+                "head_dim": head.head_dim,
+                "k": head.k,
+                "family": head.family.value,
+                "kernel": head.kernel,
+                "scores": head.has_scores,
+            }
+            for head in trace.indexer_heads
+        ],
         "ledger": [
             {name: getattr(record, name) for name in record.__dataclass_fields__}
             for record in recording.ledger
@@ -95,9 +110,10 @@ def describe(trace: Trace, show_calls: bool) -> Group:
     notes = ", ".join(f"{name} {value}" for name, value in told["notes"].items())
     if notes:
         lines.append(Text(f"notes     {notes}"))
-    return Group(
-        *lines, _calls(told["calls"]) if show_calls else _shapes(told["calls"]), _ledger(told["ledger"])
-    )
+    tables = [_calls(told["calls"]) if show_calls else _shapes(told["calls"])]
+    if told["indexer_calls"]:
+        tables.append(_indexers(told["indexer_calls"], show_calls))
+    return Group(*lines, *tables, _ledger(told["ledger"]))
 
 
 def _shapes(calls: list[dict[str, Any]]) -> Table:
@@ -135,6 +151,22 @@ def _calls(calls: list[dict[str, Any]]) -> Table:
     names = ("index", "layer", "step", "mode", "rows", "kernel", "kv_source", "out", "lse")
     for call in calls:
         table.add_row(*(str(call[name]) for name in names))
+    return table
+
+
+def _indexers(calls: list[dict[str, Any]], show_calls: bool) -> Table:
+    """One line a kind of indexer call, or one a call."""
+    if show_calls:
+        table = Table("indexer call", "layer", "step", "rows", "k", "kernel", box=None, pad_edge=False)
+        for call in calls:
+            table.add_row(*(str(call[name]) for name in ("index", "layer", "step", "rows", "k", "kernel")))
+        return table
+    kinds = Counter((c["kernel"], c["family"], c["k"], c["heads"], c["head_dim"], c["scores"]) for c in calls)
+    table = Table("indexer", "rows of", "k", "calls", "heads", "D", "scores", box=None, pad_edge=False)
+    for (kernel, family, k, heads, dim, scores), count in kinds.items():
+        table.add_row(
+            kernel, family, str(k), f"{count:,}", str(heads), str(dim), "yes" if scores else "no"
+        )  # fmt: skip
     return table
 
 

@@ -21,7 +21,8 @@ IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
     "--model",
     required=True,
     metavar="DIR_OR_ID",
-    help="A model folder, a hub id, smollm2, or tiny-qwen3 and tiny-gpt-oss (random; --prompt-ids only).",
+    help="A model folder, a hub id, smollm2, or tiny-qwen3, tiny-gpt-oss, tiny-deepseek-v4 and "
+    "tiny-deepseek-v32 (random; --prompt-ids only).",
 )
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; several make a batch.")
 @click.option("--prompt-ids", "prompt_ids", multiple=True, metavar="N,N,...", help="A prompt as token ids.")

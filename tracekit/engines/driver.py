@@ -60,7 +60,7 @@ def run_transformers(
     """Record a transformers model on some prompts.
 
     Args:
-        model: `smollm2`, `tiny-qwen3`, `tiny-gpt-oss`, a checkpoint folder, or a loaded model.
+        model: a name of `tracekit.engines.models.NAMES`, a checkpoint folder, or a loaded model.
         prompts: text or token ids; several make one left-padded batch.
         out: the trace.
         max_new_tokens: tokens to generate after each prompt; the last of them is never fed back, so 0

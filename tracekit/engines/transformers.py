@@ -25,7 +25,9 @@ from tracekit.engines.transformers_call import (
     check_cache,
     observe_call,
 )
+from tracekit.engines.transformers_families import ratio_family
 from tracekit.engines.transformers_identity import model_identity
+from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
 from tracekit.engines.transformers_step import (
     Forward,
     Sequences,
@@ -37,11 +39,7 @@ from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.session import Session
 
-LATER = {
-    "deepseek_v32": "its sparse indexer",
-    "deepseek_v4": "its compressed KV families",
-    "glm_moe_dsa": "its sparse indexer",
-}
+LATER = {"glm_moe_dsa": "its sparse indexer"}
 """Model types whose calls a plain record would get wrong, and why."""
 
 Attention = Callable[..., tuple[torch.Tensor, Any]]
@@ -57,7 +55,7 @@ def attach(session: Session, *, model: Any, weights_digest: bool = True) -> Iter
         weights_digest: whether to hash the weights for the identity of the trace.
 
     Raises:
-        Unsupported: `T-MODEL`, `T-IMPLEMENTATION` before anything is touched.
+        Unsupported: `T-MODEL`, `T-RATIO`, `T-IMPLEMENTATION` before anything is touched.
     """
     _refuse_model(model)
     if weights_digest:
@@ -79,6 +77,13 @@ class Recorder:
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
         self._refused: dict[Any, TracekitError] = {}
+        self._layers = {
+            indexer: int(module.layer_idx)
+            for module in self._modules
+            if (indexer := indexer_of(module)) is not None
+        }
+        self._watches: dict[Any, tuple[Watch, ExitStack]] = {}
+        self._indexed: set[int] = set()
 
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""
@@ -100,10 +105,14 @@ class Recorder:
         ]
         for module in self._modules:
             hooks.append(partial(module.register_forward_pre_hook, self._before_attention, with_kwargs=True))
+        for indexer in self._layers:
+            hooks.append(partial(indexer.register_forward_pre_hook, self._before_indexer))
+            hooks.append(partial(indexer.register_forward_hook, self._after_indexer, always_call=True))
         return hooks
 
     def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
         self._forward, self._refused = None, {}
+        self._indexed.clear()
         expected = len(self._modules)
         try:
             forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
@@ -132,6 +141,34 @@ class Recorder:
             self._sequences.bind(cache, self._forward.handles)
         except TracekitError as error:
             self._refused[module] = error
+
+    def _before_indexer(self, module: Any, _: Any) -> None:
+        layer = self._layers[module]
+        if self._forward is None or not self._session.wants(layer):
+            return
+        try:
+            watch = Watch(describe(module).weight)
+        except Exception as error:
+            self._indexed.add(layer)
+            self._session.fail(error, f"indexer of layer {layer}", fired=False)
+            return
+        stack = ExitStack()
+        stack.enter_context(watch)
+        self._watches[module] = watch, stack
+
+    def _after_indexer(self, module: Any, _: Any, result: Any) -> None:
+        if module not in self._watches:
+            return
+        watch, stack = self._watches.pop(module)
+        stack.close()
+        layer = self._layers[module]
+        self._indexed.add(layer)
+        if result is None or self._forward is None:
+            return
+        try:
+            self._session.observe_indexer(observe_indexer(module, layer, watch, self._forward))
+        except Exception as error:
+            self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
     def _wrap(self, kernel: Kernel, original: Attention | None) -> Attention:
         def recorded(
@@ -174,6 +211,9 @@ class Recorder:
                 self._session.skip()
                 return
             self._session.observe(observe_call(kernel, call, self._forward))
+            if indexer_of(call.module) is not None and call.module.layer_idx not in self._indexed:
+                missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
+                self._session.fail(missing, where, fired=False)
         except Exception as error:
             self._session.fail(error, where)
 
@@ -220,6 +260,8 @@ def _refuse_model(model: Any) -> None:
             rule="T-MODEL",
             model_type=kind,
         )
+    for ratio in (getattr(model.config, "compress_rates", None) or {}).values():
+        ratio_family(int(ratio))
     implementation = model.config._attn_implementation
     if implementation not in ("sdpa", "eager", "tracekit"):
         raise Unsupported(

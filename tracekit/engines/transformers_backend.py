@@ -179,6 +179,10 @@ def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], mask: Any, dropout: 
     checks = (
         (kinds != {"bfloat16"}, f"has {', '.join(sorted(kinds))} operands; load the model in bfloat16"),
         (bias is not None, f"passes {bias}, which TKA-1 does not apply"),
+        (
+            getattr(module, "compressor", None) is not None,
+            "reads compressed rows beside its window; run it on eager, and replay the trace on tka1",
+        ),
         (dropout != 0.0, "uses dropout; call model.eval()"),
         (
             torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors),

@@ -1,20 +1,19 @@
 """One call of a transformers attention function, in the logical words of the model."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from tracekit.canonical.padded import PaddedBatch
 from tracekit.engines.torch_bits import borrow, take_rows
 from tracekit.engines.transformers_backend import IDENTITY
+from tracekit.engines.transformers_families import Slots, compresses, key_slots
 from tracekit.engines.transformers_mask import MaskReading, read_mask
 from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
 from tracekit.errors import Unsupported
 from tracekit.model import (
-    Array,
     Bits,
     Conventions,
     DType,
@@ -26,7 +25,6 @@ from tracekit.model import (
     Output,
     Provenance,
     Ranges,
-    Selection,
     scale_to_bits,
 )
 from tracekit.model.launch_plan import Scalar
@@ -103,17 +101,16 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
         InvalidCall: dtypes or masks do not fit.
     """
     _refuse(kernel, call)
-    batch = forward.batch(call.k.shape[2])
     if call.q.shape[2] != forward.queries or call.q.shape[0] != len(forward.handles):
         raise Unsupported(
             f"q is {list(call.q.shape)} in a forward of {len(forward.handles)} x {forward.queries} tokens; "
             "cross-attention is not recorded.",
             rule="T-QUERY",
         )
-    reading = _reading(kernel, call, forward, batch)
-    slots, sequence = batch.row_slots, batch.sequence
-    present, request = np.unique(sequence, return_inverse=True)
-    q = take_rows(call.q.transpose(1, 2), slots, "q")
+    slots = key_slots(call.module, call.k.shape[2], call.kwargs.get("sliding_window"), forward)
+    batch, reading = slots.batch, _reading(kernel, call, forward, slots)
+    present, request = np.unique(batch.sequence, return_inverse=True)
+    q = take_rows(call.q.transpose(1, 2), batch.row_slots, "q")
     sinks = call.kwargs.get("s_aux")
     identity = kernel.identity(call.q.device.type)
     return Observation(
@@ -122,50 +119,74 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
         request=request.astype(np.int32),
         positions=batch.positions,
         q=q,
-        kv={forward.handles[b]: {KVFamily.DENSE: rows} for b, rows in _held(call, batch, present)},
+        kv={forward.handles[b]: _rows_read(call, slots, int(b)) for b in present},
         sink=None if sinks is None else _sink(sinks),
-        selection=Selection({KVFamily.DENSE: reading.selection}),
-        out=Output(take_rows(call.out, slots, "out"), Origin.EXECUTED),
-        lse=None if call.lse is None else Output(take_rows(call.lse, slots, "lse"), Origin.EXECUTED),
-        conventions=_conventions(kernel, call, q.dtype, reading, batch),
+        selection=reading.selection,
+        out=Output(take_rows(call.out, batch.row_slots, "out"), Origin.EXECUTED),
+        lse=None
+        if call.lse is None
+        else Output(take_rows(call.lse, batch.row_slots, "lse"), Origin.EXECUTED),
+        conventions=_conventions(kernel, call, q.dtype, reading, batch.positions),
         provenance=Provenance(
             engine_name(),
             str(call.module.config._attn_implementation),
             identity,
             torch.get_num_threads(),
-            {"module": f"{type(call.module).__module__}.{type(call.module).__qualname__}"},
+            _details(call),
         ),
-        launch=_plan(identity.kernel, call, forward, reading),
+        launch=_plan(identity.kernel, call, slots, reading),
     )
 
 
-def _reading(kernel: Kernel, call: KernelCall, forward: Forward, batch: PaddedBatch) -> MaskReading:
+def _reading(kernel: Kernel, call: KernelCall, forward: Forward, slots: Slots) -> MaskReading:
     """What the mask says, read once for all layers that get the same one."""
     causal = _causal(kernel, call)
-    key = (id(call.mask), batch.keys, causal)
+    key = (id(call.mask), slots.keys, slots.family, slots.compressed_family, causal)
     if key not in forward.derived:
         # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
-        forward.derived[key] = (call.mask, read_mask(call.mask, batch, causal))
+        forward.derived[key] = (call.mask, read_mask(call.mask, slots, causal))
     reading: MaskReading = forward.derived[key][1]
     return reading
 
 
-def _held(call: KernelCall, batch: PaddedBatch, places: Array) -> Iterator[tuple[int, SeenKV]]:
-    """The KV rows that each batch place holds, padding left out."""
-    keys, values = borrow(call.k, "keys"), borrow(call.v, "values")
-    for b in places.tolist():
-        held = batch.key_slots(b)
-        k, v = Borrowed(keys.data[b][:, held], keys.dtype), Borrowed(values.data[b][:, held], values.dtype)
-        yield b, SeenKV(k, v, batch.first_key(b))
+def _details(call: KernelCall) -> dict[str, str]:
+    """What a launch without its plan needs to be made as the engine would."""
+    details = {"module": f"{type(call.module).__module__}.{type(call.module).__qualname__}"}
+    sinks = call.kwargs.get("s_aux")
+    if sinks is not None:
+        details["sink_dtype"] = str(sinks.dtype).removeprefix("torch.")
+    return details
+
+
+def _rows_read(call: KernelCall, slots: Slots, b: int) -> dict[KVFamily, SeenKV]:
+    """The KV rows of batch place b, family by family; one tensor where keys and values are one."""
+    keys = borrow(call.k, "keys")
+    values = None if call.v is call.k else borrow(call.v, "values")
+
+    def rows(held: Any, first: int) -> SeenKV:
+        tensors = (
+            None if part is None else Borrowed(part.data[b][:, held], part.dtype) for part in (keys, values)
+        )
+        k, v = tensors
+        assert k is not None
+        return SeenKV(k, v, first)
+
+    batch = slots.batch
+    token_slots = batch.key_slots(b)
+    families = {slots.family: rows(token_slots, batch.first_key(b))}
+    if slots.compressed_family is not None:
+        families[slots.compressed_family] = rows(slice(batch.keys, slots.keys), 0)
+    return families
 
 
 def _conventions(
-    kernel: Kernel, call: KernelCall, dtype: DType, reading: MaskReading, batch: PaddedBatch
+    kernel: Kernel, call: KernelCall, dtype: DType, reading: MaskReading, positions: npt.NDArray[np.int64]
 ) -> Conventions:
     return Conventions(
         scale_to_bits(_scale(call)),
-        causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, batch),
+        causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, positions),
         window=call.kwargs.get("sliding_window"),
+        output_boundary="before inverse rope" if compresses(call.module) else "attention core",
         score_dtype=dtype if kernel.own_scores else DType.FLOAT32,
         probability_dtype=dtype if kernel.own_probabilities else DType.FLOAT32,
         # k and v are the very arguments of the kernel, whatever the cache did to them before.
@@ -228,12 +249,17 @@ def _causal(kernel: Kernel, call: KernelCall) -> bool:
     return bool(getattr(call.module, "is_causal", True) if passed is None else passed)
 
 
-def _looks_back(reading: MaskReading, batch: PaddedBatch) -> bool:
+def _looks_back(reading: MaskReading, positions: npt.NDArray[np.int64]) -> bool:
     """Whether no row reads a later one: what was executed, whatever the module calls itself."""
-    part = reading.selection
-    if isinstance(part, Ranges):
-        return bool((part.hi <= batch.positions + 1).all())
-    return bool((part.ids <= np.repeat(batch.positions, np.diff(part.offsets))).all())
+    for family, part in reading.selection.families.items():
+        visible = (positions + 1) // family.ratio
+        if isinstance(part, Ranges):
+            back = bool((part.hi <= visible).all())
+        else:
+            back = bool((part.ids < np.repeat(visible, np.diff(part.offsets))).all())
+        if not back:
+            return False
+    return True
 
 
 def _scale(call: KernelCall) -> float:
@@ -246,13 +272,12 @@ def _sink(sinks: torch.Tensor) -> Bits:
     return Bits.from_float32(Bits(bits.data.copy(), bits.dtype).to_float32(), DType.FLOAT32)
 
 
-def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading) -> LaunchPlan:
-    batch = forward.batch(call.k.shape[2])
-    sinks = call.kwargs.get("s_aux")
+def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> LaunchPlan:
+    batch = slots.batch
     scalars: dict[str, Scalar] = {
-        "batch": len(forward.handles),
+        "batch": batch.real.shape[0],
         "query_length": batch.queries,
-        "key_length": batch.keys,
+        "key_length": slots.keys,
         "scaling": call.kwargs.get("scaling"),
         "is_causal": call.kwargs.get("is_causal"),
         "module_is_causal": bool(getattr(call.module, "is_causal", True)),
@@ -262,13 +287,30 @@ def _plan(kernel: str, call: KernelCall, forward: Forward, reading: MaskReading)
         "grad": bool(call.q.requires_grad),
         "q_layout": _layout(call.q),
         "kv_layout": _layout(call.k),
-        "v_layout": _layout(call.v),
-        "sink_dtype": None if sinks is None else str(sinks.dtype).removeprefix("torch."),
+        **_value_layout(call.v),
+        "sink_dtype": _details(call).get("sink_dtype"),
         **reading.scalars,
     }
-    arrays = {"key_real": np.packbits(batch.real_keys.reshape(-1)), **reading.arrays}
-    slots = batch.real.shape[0] * batch.queries
-    return LaunchPlan(kernel, batch.row_slots, slots, scalars=scalars, arrays=arrays)
+    if slots.compressed_family is not None:
+        scalars["compressed_length"] = slots.compressed
+    arrays = {"key_real": np.packbits(slots.real_keys.reshape(-1)), **reading.arrays}
+    queries = batch.real.shape[0] * batch.queries
+    return LaunchPlan(kernel, batch.row_slots, queries, scalars=scalars, arrays=arrays)
+
+
+def _value_layout(tensor: torch.Tensor) -> dict[str, Scalar]:
+    """The order of the axes of v; for a part of wider rows (a head's keys and values in one) also which."""
+    layout = _layout(tensor)
+    _, heads, keys, dim = tensor.shape
+    row = tensor.stride(1) if heads > 1 else tensor.stride(2)
+    if layout != "other" or row <= dim:
+        return {"v_layout": layout}
+    skip = int(tensor.storage_offset()) % row
+    ordered = (keys * heads * row, row, heads * row, 1)
+    real = zip(tensor.shape, tensor.stride(), ordered, strict=True)
+    if skip + dim > row or any(size > 1 and stride != wanted for size, stride, wanted in real):
+        return {"v_layout": layout}
+    return {"v_layout": "bshd", "v_row": row, "v_skip": skip}
 
 
 def _layout(tensor: torch.Tensor) -> str:

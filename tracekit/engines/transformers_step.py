@@ -16,8 +16,15 @@ from tracekit.model.rows import UNKNOWN_TOKEN
 from tracekit.recorder.observation import Handle
 from tracekit.recorder.session import Session
 
-CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-"""Cache layers whose rows tracekit can place: row 0 of `[B, H, T, D]` is slot `past + S - T`."""
+CACHE_LAYERS = {
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "DynamicIndexedLayer",
+    "DeepseekV4CSACache",
+    "DeepseekV4HCACache",
+}
+"""Cache layers whose rows tracekit can place: row 0 of `[B, H, T, D]` is slot `past + S - T`, where T does
+not count the compressed rows of DeepSeek-V4."""
 
 
 @dataclass

@@ -38,10 +38,11 @@ class Transformers:
         self._implementation = implementation
 
     def capabilities(self) -> Capabilities:
-        """One family and lists (as a mask), sinks by eager; no LSE; low-precision scores in eager."""
+        """Any families and lists (as a mask), sinks by eager; no LSE; low-precision scores in eager."""
         own = {DType.BFLOAT16: DType.BFLOAT16, DType.FLOAT16: DType.FLOAT16}
         return Capabilities(
             dtypes=frozenset({DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32}),
+            two_families=True,
             lists=True,
             sink=self._implementation != "sdpa",
             lse=False,

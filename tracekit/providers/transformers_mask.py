@@ -27,12 +27,20 @@ def mask_of_kind(visible: npt.NDArray[np.bool_], scalars: Mapping[str, Scalar]) 
 
     Args:
         visible: `[B, S, T]`.
-        scalars: `mask_kind`, and for an additive mask `mask_low` and `mask_dtype`.
+        scalars: `mask_kind`, and for an additive mask `mask_low` and `mask_dtype`; with two families also
+            `compressed_length` and `mask_low_compressed`, the same of the last slots.
     """
     shown = torch.from_numpy(np.ascontiguousarray(visible))[:, None]
     if scalars["mask_kind"] != "additive":
         return shown
     dtype = torch_dtype(DType(str(scalars["mask_dtype"])))
-    low = scalars["mask_low"]
-    assert isinstance(low, float)
-    return torch.where(shown, torch.zeros((), dtype=dtype), torch.tensor(low, dtype=dtype))
+    hidden = torch.full(shown.shape[-1:], _number(scalars["mask_low"]), dtype=dtype)
+    compressed = scalars.get("compressed_length")
+    if isinstance(compressed, int) and compressed:
+        hidden[-compressed:] = _number(scalars["mask_low_compressed"])
+    return torch.where(shown, torch.zeros((), dtype=dtype), hidden)
+
+
+def _number(value: Scalar) -> float:
+    assert isinstance(value, float)
+    return value

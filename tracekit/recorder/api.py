@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
 from os import PathLike
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracekit.errors import TracekitError, UsageError
-from tracekit.model import AttentionCall, Bits, Recording
+from tracekit.model import AttentionCall, Bits, IndexerCall, Recording
 from tracekit.recorder.conventions import contradictions
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
@@ -33,7 +33,21 @@ class Attach(Protocol):
         ...
 
 
-Writer = Callable[[Path, Recording, list[AttentionCall]], object]
+class Writer(Protocol):
+    """What writes a trace; `indexer_calls` is passed only where there are some."""
+
+    def __call__(
+        self,
+        path: Path,
+        recording: Recording,
+        calls: list[AttentionCall],
+        /,
+        *,
+        indexer_calls: Sequence[IndexerCall] = (),
+    ) -> object:
+        """Write a trace and return what the session keeps as `written`."""
+        ...
+
 
 BUILTIN = {
     "transformers": "tracekit.engines.transformers:attach",
@@ -133,7 +147,8 @@ def _save(path: Path, session: Session, write: Writer | None) -> list[AttentionC
     recording, calls = session.finish()
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
-    session.written = write(path, recording, calls)
+    more = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
+    session.written = write(path, recording, calls, **more)
     return calls
 
 

@@ -14,6 +14,7 @@ from tracekit.model import (
     DType,
     KVFamily,
     LaunchPlan,
+    Lists,
     Output,
     Provenance,
     Selection,
@@ -111,3 +112,38 @@ class Observation:
                 layer=self.layer,
                 dtypes={name: dtype.value for name, dtype in kinds.items()},
             )
+
+
+@dataclass(frozen=True, eq=False)
+class IndexerObservation:
+    """One launch of the sparse indexer of a layer; fields as those of `IndexerCall`.
+
+    Args:
+        layer: 0-based layer.
+        requests: the requests of the launch, each once, in executed order.
+        request: int32 `[T]`, the index into `requests` of each row.
+        positions: int64 `[T]`.
+        query: `[T, H, D]`.
+        weights: `[T, H]`.
+        keys: the keys of each request from row 0 on, with one head and without values.
+        top_k: what each row chose.
+        scores: FP32, one a chosen key, or None.
+        k: the most keys of a row.
+        family: whose rows were chosen.
+        scale_bits: binary32 bits of the factor on q.k.
+        provenance: what ran.
+    """
+
+    layer: int
+    requests: tuple[Handle, ...]
+    request: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    query: Bits
+    weights: Bits
+    keys: Mapping[Handle, SeenKV]
+    top_k: Lists
+    scores: Bits | None
+    k: int
+    family: KVFamily
+    scale_bits: int
+    provenance: Provenance

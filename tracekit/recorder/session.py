@@ -6,7 +6,7 @@ step in the ledger and lists the problem for the report at the end.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from tracekit.model import (
     AttentionCall,
     Bits,
     Identity,
+    IndexerCall,
     KVFamily,
     Mode,
     Origin,
@@ -27,28 +28,18 @@ from tracekit.model import (
 )
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
+from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
 from tracekit.recorder.ledger import OpenStep
-from tracekit.recorder.observation import Handle, Observation
+from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
 from tracekit.recorder.requests import Lost, RequestTable
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """A call that waits for the end: its rows are by handle, its KV is extents of the log."""
-
-    step: int
-    mode: Mode
-    seen: Observation
-    token_ids: npt.NDArray[np.int64]
-    kv: dict[Handle, dict[KVFamily, Extent]]
 
 
 class Session:
     """One recording.
 
     `problems` lists what went wrong, in words; `notes` is free text for `inspect`; `written` is what the
-    writer of the trace gave back.
+    writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run.
 
     Args:
         filters: what to keep.
@@ -65,7 +56,9 @@ class Session:
         self.problems: list[str] = []
         self.written: object = None
         self._derive = derive
-        self._kept: list[_Kept] = []
+        self.indexer_calls: list[IndexerCall] = []
+        self._kept: list[Kept] = []
+        self._kept_indexers: list[KeptIndexer] = []
         self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}
         self._ledger: list[StepRecord] = []
         self._open: OpenStep | None = None
@@ -119,26 +112,48 @@ class Session:
         if not self.wants(seen.layer):
             self.skip()
             return
+        token_ids = self._token_ids(seen)
+        try:
+            kv = {handle: self._kv(seen, handle, families) for handle, families in seen.kv.items()}
+        except Unsupported as changed:
+            self.fail(changed, f"layer {seen.layer}")
+            return
+        self._kept.append(Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
+        step.fired += 1
+        step.recorded += 1
+
+    def observe_indexer(self, seen: IndexerObservation) -> None:
+        """Keep a launch of a sparse indexer, where the filters keep its layer. The ledger counts attention.
+
+        Raises:
+            TracekitError: the launch breaks a rule, or its keys changed; give the error to `fail`.
+        """
+        self._running()
+        if not self.wants(seen.layer):
+            return
+        token_ids = self._token_ids(seen)
+        keys = {
+            handle: self._kv(seen, handle, {KVFamily.INDEX: rows})[KVFamily.INDEX]
+            for handle, rows in seen.keys.items()
+        }
+        self._kept_indexers.append(KeptIndexer(self.current, replace(seen, keys={}), token_ids, keys))
+
+    def _token_ids(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.int64]:
         token_ids = np.full(seen.positions.shape, -1, np.int64)
         for index, handle in enumerate(seen.requests):
             mine = seen.request == index
             token_ids[mine] = self.requests.tokens(handle, seen.positions[mine])
-        try:
-            kv = {handle: self._kv(seen, handle) for handle in seen.kv}
-        except Unsupported as changed:
-            self.fail(changed, f"layer {seen.layer}")
-            return
-        self._kept.append(_Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
-        step.fired += 1
-        step.recorded += 1
+        return token_ids
 
-    def _kv(self, seen: Observation, handle: Handle) -> dict[KVFamily, Extent]:
+    def _kv(
+        self, seen: Observation | IndexerObservation, handle: Handle, families: Mapping[KVFamily, SeenKV]
+    ) -> dict[KVFamily, Extent]:
         """Log the KV rows of one request of a launch.
 
         Raises:
             Unsupported: `R-KV-CHANGED` when they changed in one generation, now or in an earlier step.
         """
-        request, families = self.requests[handle], seen.kv[handle]
+        request = self.requests[handle]
         name = f"request {request.alias or handle}"
         generation = max(rows.generation for rows in families.values())
         if request.lost is not None and generation <= request.lost.generation:
@@ -219,7 +234,12 @@ class Session:
             try:
                 calls.append(self._call(kept))
             except TracekitError as error:
-                self._lose(kept, error)
+                self._lose(kept.step, kept.seen.layer, error, recorded=1)
+        for one in self._kept_indexers:
+            try:
+                self.indexer_calls.append(self._indexer_call(one))
+            except TracekitError as error:
+                self._lose(one.step, one.seen.layer, error, recorded=0)
         if self._ledger and not calls:
             self._explain_nothing()
         recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
@@ -254,14 +274,9 @@ class Session:
             problems=self.problems,
         )
 
-    def _call(self, kept: _Kept) -> AttentionCall:
+    def _call(self, kept: Kept) -> AttentionCall:
         seen = kept.seen
-        rows = Rows(
-            tuple(self.requests.key(handle) for handle in seen.requests),
-            seen.request,
-            seen.positions,
-            kept.token_ids,
-        )
+        rows = self._rows(seen, kept.token_ids)
         kv = {
             self.requests.key(handle): {family: extent.rows() for family, extent in families.items()}
             for handle, families in kept.kv.items()
@@ -285,13 +300,35 @@ class Session:
             call = replace(call, lse=Output(self._derive(call), Origin.DERIVED))
         return call
 
-    def _lose(self, kept: _Kept, error: TracekitError) -> None:
+    def _indexer_call(self, kept: KeptIndexer) -> IndexerCall:
+        seen = kept.seen
+        keys = {self.requests.key(handle): extent.rows().keys for handle, extent in kept.keys.items()}
+        return IndexerCall(
+            layer=seen.layer,
+            step=kept.step,
+            rows=self._rows(seen, kept.token_ids),
+            query=seen.query,
+            weights=seen.weights,
+            keys={key: bits.part((slice(None), 0)) for key, bits in keys.items()},
+            top_k=seen.top_k,
+            provenance=seen.provenance,
+            k=seen.k,
+            family=seen.family,
+            scale_bits=seen.scale_bits,
+            scores=seen.scores,
+        )
+
+    def _rows(self, seen: Observation | IndexerObservation, token_ids: npt.NDArray[np.int64]) -> Rows:
+        requests = tuple(self.requests.key(handle) for handle in seen.requests)
+        return Rows(requests, seen.request, seen.positions, token_ids)
+
+    def _lose(self, step: int, layer: int, error: TracekitError, *, recorded: int) -> None:
         """A call that was seen but is not legal: take it off its ledger line, with the reason."""
-        line = self._ledger[kept.step]
-        text = f"layer {kept.seen.layer}: {error}"
+        line = self._ledger[step]
+        text = f"layer {layer}: {error}"
         cut = "; ".join(filter(None, [line.cut, text]))
-        self._ledger[kept.step] = replace(line, recorded=line.recorded - 1, cut=cut)
-        self.problems.append(f"step {kept.step}, {text}")
+        self._ledger[step] = replace(line, recorded=line.recorded - recorded, cut=cut)
+        self.problems.append(f"step {step}, {text}")
 
     def _running(self) -> OpenStep:
         if self._open is None:

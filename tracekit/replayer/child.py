@@ -15,11 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from tracekit.errors import Unsupported
-from tracekit.model import AttentionCall
+from tracekit.model import AttentionCall, IndexerCall
 from tracekit.providers.base import Execution, Launch, Provider, roundings
+from tracekit.providers.indexers import IndexerLaunch, IndexerProvider
 from tracekit.relations.base import Variant
+from tracekit.relations.indexers import IndexerVariant
 from tracekit.replayer import plain
 from tracekit.replayer.channel import Channel
+from tracekit.replayer.choices import gather_choices
 from tracekit.replayer.messages import (
     Answered,
     Baseline,
@@ -39,9 +42,9 @@ _PR_SET_PDEATHSIG = 1
 class Child:
     """The state of one child: a provider, a call, and its variants."""
 
-    provider: Provider
-    call: AttentionCall
-    variants: Iterator[Variant]
+    provider: Provider | IndexerProvider
+    call: AttentionCall | IndexerCall
+    variants: Iterator[Variant | IndexerVariant]
     threads: int = 0
 
     def answer(self, message: Message) -> Any:
@@ -49,33 +52,42 @@ class Child:
         match message:
             case Open(source):
                 self.provider = provider = source.make()
-                return plain.description(provider)
+                return plain.description(provider, indexer=source.indexer)
             case Take(call):
                 self.call = call
                 return None
             case Refuses():
                 return self._refuses()
             case Rounds():
-                return roundings(self.provider, self.call)
+                own: Any = self.provider
+                return roundings(own, self.call)  # type: ignore[arg-type]
             case Baseline(threads):
-                return self._run(Launch((self.call,)), threads)
+                call = self.call
+                alone = IndexerLaunch((call,)) if isinstance(call, IndexerCall) else Launch((call,))
+                return self._run(alone, threads)
             case Begin(relation, seed, threads):
-                self.variants, self.threads = relation.variants(self.call, seed), threads
+                variants: Any = relation.variants
+                self.variants, self.threads = variants(self.call, seed), threads
                 return None
             case Next():
                 variant = next(self.variants, None)
                 return variant and (variant.name, self._run(variant.launch, self.threads))
 
-    def _run(self, launch: Launch, threads: int) -> Answered:
+    def _run(self, launch: Launch | IndexerLaunch, threads: int) -> Answered:
         """Run a launch; where it asks for no number of threads, with those of the user."""
         if not launch.execution.threads:
             launch = replace(launch, execution=Execution(threads=threads))
-        answered = gather(launch, self.provider.run(launch))
+        run: Any = self.provider.run
+        if isinstance(launch, IndexerLaunch):
+            answered = gather_choices(launch, run(launch))
+        else:
+            answered = gather(launch, run(launch))
         return replace(answered, executed=plain.identity(answered.executed))
 
     def _refuses(self) -> str | None:
+        refuses: Any = self.provider.refuses
         try:
-            return plain.refusal(self.provider.refuses(self.call))
+            return plain.refusal(refuses(self.call))
         except Unsupported as error:  # said in another way than the protocol has it, but said
             return plain.said(error) or "it raised Unsupported"
 

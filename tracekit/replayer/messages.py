@@ -3,15 +3,19 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import ProviderFailed
-from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, RequestKey, Rows
+from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, IndexerCall, RequestKey, Rows
+from tracekit.providers import indexers
 from tracekit.providers.base import Answer, Capabilities, Launch, Provider, Tensors
+from tracekit.providers.indexers import IndexerProvider
 from tracekit.providers.registry import create, is_own
 from tracekit.relations.base import Relation
+from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import ClaimId
 
 
@@ -20,6 +24,7 @@ class Named:
     """A provider by name."""
 
     spec: str
+    indexer: ClassVar[bool] = False
 
     def make(self) -> Provider:
         """Make it, in the child.
@@ -36,22 +41,39 @@ class Named:
 class Broken:
     """The broken twin of a relation."""
 
-    relation: Relation
+    relation: Relation | IndexerRelation
 
-    def make(self) -> Provider:
+    @property
+    def indexer(self) -> bool:
+        """Whether it is one of an indexer."""
+        return isinstance(self.relation, IndexerRelation)
+
+    def make(self) -> Provider | IndexerProvider:
         """Make it, in the child."""
         return self.relation.broken()
 
 
-Source = Named | Broken
+@dataclass(frozen=True)
+class NamedIndexer:
+    """An indexer by name."""
+
+    name: str
+    indexer: ClassVar[bool] = True
+
+    def make(self) -> IndexerProvider:
+        """Make it, in the child."""
+        return indexers.create(self.name)
+
+
+Source = Named | Broken | NamedIndexer
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a provider says of itself."""
+    """What a provider says of itself; an indexer has no capabilities, it refuses call by call."""
 
     id: str
-    capabilities: Capabilities
+    capabilities: Capabilities | None
     advertised: frozenset[ClaimId]
     identity: ExecutedIdentity
 
@@ -152,7 +174,7 @@ class Open:
 class Take:
     """Take a call to work on; reply None."""
 
-    call: AttentionCall
+    call: AttentionCall | IndexerCall
 
 
 @dataclass(frozen=True)
@@ -176,7 +198,7 @@ class Baseline:
 class Begin:
     """Begin with the variants of the call; reply None."""
 
-    relation: Relation
+    relation: Relation | IndexerRelation
     seed: int
     threads: int
 
@@ -190,14 +212,19 @@ Message = Open | Take | Refuses | Rounds | Baseline | Begin | Next
 
 
 _SLACK = 1 << 20
+_CHOSEN = 8
+"""Bytes of one choice of an indexer: an id and a score."""
+
 _MORE_ROWS = 64
 """Times the rows of a call that its largest variant may have, companions counted; no claim comes near."""
 
 
-def most_bytes(message: Message, call: AttentionCall | None) -> int:
+def most_bytes(message: Message, call: AttentionCall | IndexerCall | None) -> int:
     """Return how many bytes the reply to a message may have."""
     if call is None or not isinstance(message, (Baseline, Next)):
         return _SLACK
+    if isinstance(call, IndexerCall):
+        return _SLACK + _MORE_ROWS * (call.num_rows + 1) * (call.k * _CHOSEN + 256)
     row = call.num_heads * (call.value_dim * call.dtype.container.itemsize + 4) + 256
     return _SLACK + _MORE_ROWS * (call.num_rows + 1) * row
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsupported, UsageError
 from tracekit.model import DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Capabilities, Provider
+from tracekit.providers.indexers import IndexerProvider
 from tracekit.replayer.messages import Description
 
 MOST_TEXT = 300
@@ -17,8 +18,8 @@ MOST_TEXT = 300
 _Kind = TypeVar("_Kind", DType, KVFamily)
 
 
-def description(provider: Provider) -> Description:
-    """Return what a provider says of itself.
+def description(provider: Provider | IndexerProvider, *, indexer: bool = False) -> Description:
+    """Return what a provider says of itself; one of an indexer has no capabilities.
 
     Raises:
         ProviderFailed: `P-ANSWER`, a part is of another type than the protocol says.
@@ -26,9 +27,10 @@ def description(provider: Provider) -> Description:
     advertised = provider.advertised()
     if not isinstance(advertised, (set, frozenset, list, tuple)):
         raise wrong(f"{_shown(advertised)} as the claims that it promises")
+    own: Any = provider
     return Description(
         _text(provider.id, "id"),
-        _capabilities(provider.capabilities()),
+        None if indexer else _capabilities(own.capabilities()),
         frozenset(_text(claim, "name of a claim") for claim in advertised),
         identity(provider.identity()),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tracekit.errors import UsageError
 from tracekit.model import AttentionCall
 from tracekit.providers import registry
+from tracekit.relations import indexers
 from tracekit.relations.base import Relation
 from tracekit.relations.registry import claims as known_claims
 from tracekit.relations.registry import relation
@@ -78,4 +79,5 @@ def check_claims(named: Sequence[ClaimId] | None) -> None:
     if named is not None and not named:
         raise UsageError("no claim is named; leave the list out to judge what is promised.", rule="R-NONE")
     for claim in named or ():
-        relation(claim)
+        if claim not in indexers.claims():
+            relation(claim)

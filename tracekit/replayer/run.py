@@ -6,10 +6,12 @@ from contextlib import ExitStack
 from tracekit.env import check_timeout, settings
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
 from tracekit.model import AttentionCall
+from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.registry import relation
-from tracekit.replayer.messages import Broken, Named
+from tracekit.replayer.indexers import IndexerSession, indexers_of, judged
+from tracekit.replayer.messages import Broken, Named, NamedIndexer
 from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
 from tracekit.replayer.report import Report, told
 from tracekit.replayer.session import Session
@@ -44,7 +46,7 @@ def replay(
     Args:
         traces: the traces.
         providers: kernels by name; without them `trace`, `tka1`, and the recorded kernel where the same
-            one would run here.
+            one would run here; for calls of indexers `indexer-ref` and the recorded indexer.
         claims: claims to judge; without them those that each kernel promises.
         probe: also try the claims that a kernel does not promise; they are observed, not judged.
         layers: only calls of these layers.
@@ -71,7 +73,10 @@ def replay(
     if not traces:
         raise UsageError("no trace is given; a replay needs at least one.", rule="R-TRACES")
     check_claims(claims)
-    for spec in providers or ():
+    kernels = None
+    if providers is not None:
+        kernels = [spec for spec in providers if spec not in indexer_registry.BUILTIN]
+    for spec in kernels or ():
         registry.check(spec)
     limit = settings().timeout if timeout is None else check_timeout(timeout, "the timeout")
     wanted_layers = None if layers is None else list(layers)
@@ -88,15 +93,19 @@ def replay(
             name, cut = name_of(trace), ""
             sessions: list[Session] = []
             early: list[Verdict] = []
+            indexers: list[IndexerSession] = []
             try:
                 for index in indices:
                     if progress is not None:
                         progress(done, total, f"{name} call {index}")
                     call = trace.call(index)
                     if index == indices[0]:
-                        sessions, early = desk.sessions(trace, call, providers)
+                        sessions, early = desk.sessions(trace, call, kernels)
+                        indexers, sooner = desk.indexer_sessions(trace, providers)
+                        early += sooner
                     for session in sessions:
                         session.visit(index, call)
+                    _visit_indexers(trace, call, index, indexers)
                     done += 1
                 cut = incomplete(trace, indices)
             except TracekitError as error:
@@ -105,6 +114,8 @@ def replay(
                 cut = "the trace could not be read to its end"
             for session in sessions:
                 verdicts += [tally.verdict(name, seed, cut) for tally in session.tallies]
+            for indexer in indexers:
+                verdicts += [tally.verdict(name, seed, cut) for tally in indexer.tallies]
             verdicts += early
             if errors and not verdicts and isinstance(errors[-1][1], _KERNEL):
                 break
@@ -113,6 +124,19 @@ def replay(
         if progress is not None:
             progress(done, total, "done")
     return Report(tuple(verdicts), frozenset(claims or ()), seed, tuple(told(*pair) for pair in errors))
+
+
+def _visit_indexers(
+    trace: TraceLike, call: AttentionCall, index: int, sessions: list[IndexerSession]
+) -> None:
+    """Judge the indexer that chose for a call of attention: the one of its layer, step and rank."""
+    if not sessions:
+        return
+    for head in getattr(trace, "indexer_heads", ()):
+        if (head.layer, head.step, head.rank) == (call.layer, call.step, call.rank):
+            indexer_call = trace.indexer_call(head.index)  # type: ignore[attr-defined]
+            for session in sessions:
+                session.visit(index, indexer_call)
 
 
 class _Desk:
@@ -131,6 +155,7 @@ class _Desk:
         self._claims, self._probe, self._seed, self._threads = claims, probe, seed, threads
         self._workers: dict[str, Worker] = {}
         self._controls = stack.enter_context(Worker(Broken(relation("control")), timeout))
+        self._indexer_controls: Worker | None = None
 
     def sessions(
         self, trace: TraceLike, first: AttentionCall, asked: Sequence[str] | None
@@ -172,6 +197,36 @@ class _Desk:
             return ["recorded"]
         named = dict.fromkeys(self._claims)
         return [claim for claim in named if claim == "recorded" or not planned.recorded or claim not in tried]
+
+    def indexer_sessions(
+        self, trace: TraceLike, asked: Sequence[str] | None
+    ) -> tuple[list[IndexerSession], list[Verdict]]:
+        """Return the indexers to run on a trace that holds calls of them, and verdicts on missing ones."""
+        sessions: list[IndexerSession] = []
+        early: list[Verdict] = []
+        for name in indexers_of(getattr(trace, "indexer_heads", ()), asked):
+            try:
+                worker = self._workers.get(name)
+                if worker is None:
+                    worker = self._stack.enter_context(Worker(NamedIndexer(name), self._timeout))
+                    worker.open()
+                    self._workers[name] = worker
+            except (Unavailable, ProviderFailed) as error:
+                status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
+                if asked is not None:
+                    for claim in self._claims or ("rows", "chunks", "ties"):
+                        early.append(self._early(trace, name, claim, str(error), status))
+                continue
+            assert worker.description is not None
+            advertised = worker.description.advertised
+            tallies = judged(name, advertised, self._claims, self._probe, asked is not None)
+            if tallies:
+                if self._indexer_controls is None:
+                    twin = Worker(Broken(tallies[0].relation), self._timeout)
+                    self._indexer_controls = self._stack.enter_context(twin)
+                twins = self._indexer_controls
+                sessions.append(IndexerSession(name, tallies, worker, twins, self._seed, self._threads))
+        return sessions, early
 
     def _session(self, planned: Planned, first: AttentionCall) -> Session:
         if planned.provider == TRACE:

@@ -42,7 +42,7 @@ class Session:
     """
 
     provider: str
-    tallies: list[Tally]
+    tallies: list[Tally[Relation]]
     worker: Worker | None
     controls: Worker
     seed: int
@@ -65,7 +65,7 @@ class Session:
             of_kind = [tally for tally in claims if (tally.relation.expects is Expectation.TRACE) is traced]
             self._visit(index, one, of_kind)
 
-    def _visit(self, index: int, call: AttentionCall, claims: list[Tally]) -> None:
+    def _visit(self, index: int, call: AttentionCall, claims: list[Tally[Relation]]) -> None:
         if not claims:
             return
         try:
@@ -90,7 +90,7 @@ class Session:
             except Unsupported as error:
                 tally.refused[str(error)] += 1
 
-    def _concerns(self, tally: Tally, call: AttentionCall) -> bool:
+    def _concerns(self, tally: Tally[Relation], call: AttentionCall) -> bool:
         """Whether a claim says something about a call, and the call can be evidence for it."""
         if reason := tally.relation.applies(call):
             tally.not_applicable[reason] += 1
@@ -107,7 +107,7 @@ class Session:
             return True
         return False
 
-    def _baseline(self, index: int, call: AttentionCall, claims: list[Tally]) -> Answered | None:
+    def _baseline(self, index: int, call: AttentionCall, claims: list[Tally[Relation]]) -> Answered | None:
         """The call as it stands; a failure here is one of every claim that needs it."""
         needy = [tally for tally in claims if tally.relation.expects is not Expectation.TRACE]
         if not needy:
@@ -125,7 +125,9 @@ class Session:
                 tally.refused[str(error)] += 1
         return None
 
-    def _judge(self, tally: Tally, index: int, call: AttentionCall, baseline: Answered | None) -> None:
+    def _judge(
+        self, tally: Tally[Relation], index: int, call: AttentionCall, baseline: Answered | None
+    ) -> None:
         match tally.relation.expects:
             case Expectation.ENVELOPE if baseline is not None:
                 self._judge_envelope(tally, index, call, baseline)
@@ -141,7 +143,7 @@ class Session:
             self._control(tally, call, baseline)
 
     def _judge_bits(
-        self, tally: Tally, index: int, call: AttentionCall, expected: Mapping[str, Bits | None]
+        self, tally: Tally[Relation], index: int, call: AttentionCall, expected: Mapping[str, Bits | None]
     ) -> None:
         assert self.worker is not None
         covered = np.zeros(call.num_rows, np.bool_)
@@ -165,7 +167,9 @@ class Session:
                 f"row {row.position} of request {row.request}, call {index}, is missing in every variant"
             )
 
-    def _judge_envelope(self, tally: Tally, index: int, call: AttentionCall, baseline: Answered) -> None:
+    def _judge_envelope(
+        self, tally: Tally[Relation], index: int, call: AttentionCall, baseline: Answered
+    ) -> None:
         conventions = self._conventions(call)
         bound = self._bound(call)
         bounded = compare_envelope(call, bound, baseline.out, baseline.lse, conventions)
@@ -175,7 +179,7 @@ class Session:
         tally.calls += 1
         tally.add_bounded(index, call.num_rows, bounded, named, baseline.executed)
 
-    def _control(self, tally: Tally, call: AttentionCall, judged: Answered) -> None:
+    def _control(self, tally: Tally[Relation], call: AttentionCall, judged: Answered) -> None:
         """Let the broken twin run on the same call: it must be refuted, or nothing is proven."""
         if tally.control_refuted or tally.control_attempts >= CONTROL_ATTEMPTS:
             return
@@ -263,7 +267,7 @@ def _failure(error: ProviderFailed, index: int) -> str:
     return f"call {index}: {error}"
 
 
-def _is_another(tally: Tally, call: AttentionCall, answered: Answered) -> bool:
+def _is_another(tally: Tally[Relation], call: AttentionCall, answered: Answered) -> bool:
     """Whether something else answered than what the trace recorded; says so in the tally.
 
     Another kernel has nothing to do with the claim; the same kernel in another build could not be tested.

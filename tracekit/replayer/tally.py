@@ -2,15 +2,19 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from tracekit.compare import Bounded, Comparison
 from tracekit.model import ExecutedIdentity
 from tracekit.relations.base import Expectation, Relation
+from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import Status, Verdict
+
+R = TypeVar("R", bound=Relation | IndexerRelation)
 
 
 @dataclass
-class Tally:
+class Tally(Generic[R]):
     """Evidence about one claim.
 
     Args:
@@ -19,7 +23,7 @@ class Tally:
         probed: whether the kernel never made the claim.
     """
 
-    relation: Relation
+    relation: R
     provider: str
     probed: bool
     calls: int = 0

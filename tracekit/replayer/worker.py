@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import IO, Any
 
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
-from tracekit.model import AttentionCall, DType
+from tracekit.model import AttentionCall, DType, IndexerCall
 from tracekit.relations.base import Relation
+from tracekit.relations.indexers import IndexerRelation
 from tracekit.replayer.channel import Channel, TooLong, Unreadable
 from tracekit.replayer.messages import (
     Answered,
@@ -64,7 +65,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._stderr: IO[bytes] | None = None
-        self._call: AttentionCall | None = None
+        self._call: AttentionCall | IndexerCall | None = None
 
     def __enter__(self) -> "Worker":
         return self
@@ -89,7 +90,7 @@ class Worker:
         self.description = self._ask(Open(self.source))
         return self.description
 
-    def refuses(self, call: AttentionCall) -> str | None:
+    def refuses(self, call: AttentionCall | IndexerCall) -> str | None:
         """Return why the provider refuses a call; errors as `open`."""
         self._take(call)
         return self._ask(Refuses())  # type: ignore[no-any-return]
@@ -99,7 +100,7 @@ class Worker:
         self._take(call)
         return self._ask(Rounds())  # type: ignore[no-any-return]
 
-    def baseline(self, call: AttentionCall, threads: int) -> Answered:
+    def baseline(self, call: AttentionCall | IndexerCall, threads: int) -> Answered:
         """Run a call as it stands; errors as `open`, and Unsupported."""
         self._take(call)
         return self._ask(Baseline(threads))  # type: ignore[no-any-return]
@@ -110,7 +111,11 @@ class Worker:
         return self._ask(Baseline(0))  # type: ignore[no-any-return]
 
     def variants(
-        self, call: AttentionCall, relation: Relation, seed: int, threads: int
+        self,
+        call: AttentionCall | IndexerCall,
+        relation: Relation | IndexerRelation,
+        seed: int,
+        threads: int,
     ) -> Iterator[tuple[str, Answered]]:
         """Run the variants of a call one by one; errors as `baseline`."""
         self._take(call)
@@ -128,7 +133,7 @@ class Worker:
             self._process.wait(_FAREWELL)
         self._end()
 
-    def _take(self, call: AttentionCall, *, outputs: bool = False) -> None:
+    def _take(self, call: AttentionCall | IndexerCall, *, outputs: bool = False) -> None:
         """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
         if self._process is None:
             try:
@@ -137,7 +142,7 @@ class Worker:
                 # It could be made before: verdicts depend on it, so this is one more way to fail.
                 raise ProviderFailed(str(error), rule=error.rule) from error
         if self._call is not call:
-            self._ask(Take(call if outputs else replace(call, out=None, lse=None, grads=None)))
+            self._ask(Take(call if outputs else _asked(call)))
             self._call = call
 
     def _ask(self, message: Message) -> Any:
@@ -237,6 +242,13 @@ class Worker:
         if self._stderr is not None:
             self._stderr.close()
         self._process = self._channel = self._stderr = self._call = None
+
+
+def _asked(call: AttentionCall | IndexerCall) -> AttentionCall | IndexerCall:
+    """Return a call without the answers that were recorded."""
+    if isinstance(call, IndexerCall):
+        return replace(call, scores=None)
+    return replace(call, out=None, lse=None, grads=None)
 
 
 def _what(message: Message) -> str:

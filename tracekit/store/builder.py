@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from tracekit.errors import InvalidCall, Unsupported
-from tracekit.model import Array, AttentionCall, Bits, Ranges, Recording, RequestKey, Rows
+from tracekit.model import Array, AttentionCall, Bits, IndexerCall, Ranges, Recording, RequestKey, Rows
 from tracekit.store.column import Column
-from tracekit.store.intake import check_call, tensors_of
+from tracekit.store.intake import check_call, check_indexer_call, tensors_of
 from tracekit.store.launches import launch_to_json
 from tracekit.store.ledger import disagreement
 from tracekit.store.limits import LARGE_CHUNK, MAX_DATASETS, NONE, POOL_CHUNK, SMALL_CHUNK
@@ -21,7 +21,16 @@ from tracekit.store.nouns import (
 )
 from tracekit.store.pools import ArrayPool, TextPool
 from tracekit.store.rowlog import Entry, Indices, LogKind, RowLog, Stream, runs
-from tracekit.store.schema import FAMILIES, MODES, ORIGINS, TABLES, Role, SelectionKind, uint
+from tracekit.store.schema import (
+    FAMILIES,
+    MODES,
+    OPTIONAL_TABLES,
+    ORIGINS,
+    TABLES,
+    Role,
+    SelectionKind,
+    uint,
+)
 from tracekit.store.spool import Spool
 
 Line = tuple[Any, ...]
@@ -39,8 +48,10 @@ class Builder:
         self.columns: list[Column] = []
         self.log = RowLog()
         self.calls = 0
+        self.indexer_calls = 0
         self._spool, self._ledger = spool, recording.ledger
-        self._lines: dict[str, list[Line]] = {name: [] for name in ("calls", "tensors", "selections", "kv")}
+        names = ("calls", "indexer_calls", "tensors", "selections", "kv")
+        self._lines: dict[str, list[Line]] = {name: [] for name in names}
         self._arrays = ArrayPool(self._pool_column)
         self._texts = TextPool()
         self._requests: dict[RequestKey, Line] = {}
@@ -106,6 +117,39 @@ class Builder:
         )
         self.calls += 1
 
+    def add_indexer_call(self, call: IndexerCall) -> list[Entry]:
+        """Add a call of an indexer, after all calls of attention; return the places of its keys."""
+        check_indexer_call(call)
+        at, lines = self.calls + self.indexer_calls, self._lines
+        entries = self.log.add_indexer_call(call, at)
+        first = {name: len(lines[name]) for name in ("tensors", "kv")}
+        for role, bits in ((Role.INDEX_Q, call.query), (Role.INDEX_W, call.weights)):
+            stack, column = self._stack(role, bits)
+            lines["tensors"].append((role, 0, stack, column.append(bits.data, at)))
+        for entry in entries:
+            self._entry(entry)
+        lines["indexer_calls"].append(
+            (
+                call.layer,
+                call.step,
+                call.rank,
+                self._batch(call.rows, at),
+                self._texts.add(provenance_to_json(call.provenance), parse_provenance),
+                FAMILIES.index(call.family),
+                call.k,
+                call.scale_bits,
+                self._arrays.add(call.top_k.ids, at),
+                self._arrays.add(call.top_k.offsets, at),
+                self._optional(call.scores, at),
+                first["tensors"],
+                len(lines["tensors"]) - first["tensors"],
+                first["kv"],
+                len(lines["kv"]) - first["kv"],
+            )
+        )
+        self.indexer_calls += 1
+        return entries
+
     def finish(self) -> dict[str, Array]:
         """Write the row log, finish every column and return the tables, without `chunks`.
 
@@ -151,7 +195,11 @@ class Builder:
             "requests": list(self._requests.values()),
             "texts": list(self._texts.table),
         }
-        tables = {name: np.array(rows, TABLES[name]) for name, rows in lines.items()}
+        tables = {
+            name: np.array(rows, TABLES[name])
+            for name, rows in lines.items()
+            if rows or name not in OPTIONAL_TABLES
+        }
         tables["members"] = np.array(self._members, TABLES["members"])
         tables["text"] = self._texts.joined()
         tables["extents"] = self._extent_table()

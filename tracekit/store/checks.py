@@ -9,7 +9,19 @@ from tracekit.model import Array
 from tracekit.store.head import Head
 from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_NUMBER, MAX_TEXT, NONE, USER_BLOCK
 from tracekit.store.rules import corrupt
-from tracekit.store.schema import DTYPES, FAMILIES, MODES, ORIGINS, WIDTHS, KVRole, Role, SelectionKind
+from tracekit.store.schema import (
+    DTYPES,
+    FAMILIES,
+    INDEXER_ROLES,
+    MODES,
+    ORIGINS,
+    OWNERS,
+    WIDTHS,
+    KVRole,
+    Role,
+    SelectionKind,
+)
+from tracekit.store.sizes import decoded_bytes, owned, rows_of
 
 _END = np.uint64(MAX_NUMBER)
 
@@ -40,6 +52,12 @@ def _refuse(rule: str, bad: npt.NDArray[np.bool_], table: str, problem: str) -> 
         raise corrupt(rule, f"Row {row} of /index/{table}: {problem}.", table=table, row=row)
 
 
+def _refuse_owner(rule: str, bad: npt.NDArray[np.bool_], tables: dict[str, Array], problem: str) -> None:
+    split = len(tables[OWNERS[0]])
+    for name, part in zip(OWNERS, (bad[:split], bad[split:]), strict=True):
+        _refuse(rule, part, name, problem)
+
+
 def _check_chunks(head: Head) -> None:
     chunks, block = head.tables["chunks"], head.block
     expected = sum(spec.chunks for spec in head.payload.values())
@@ -65,6 +83,7 @@ def _check_codes(tables: dict[str, Array]) -> None:
         ("kv", "role", len(KVRole)),
         ("kv", "family", len(FAMILIES)),
         ("requests", "listed", 2),
+        ("indexer_calls", "family", len(FAMILIES)),
     )
     for table, field, count in codes:
         _refuse("E-16", tables[table][field] >= count, table, f"{field} is no known code")
@@ -76,10 +95,14 @@ def _check_codes(tables: dict[str, Array]) -> None:
 def _check_spans(head: Head) -> None:
     """Spans of one table follow one another in another one, so that their sizes add up to its size."""
     tables = head.tables
+    for first, count in (("tensors", "tensor_count"), ("kv", "kv_count")):
+        starts, sizes = owned(tables, first), owned(tables, count).astype(np.uint64)
+        ends = np.cumsum(sizes)
+        _refuse_owner("E-16", starts != ends - sizes, tables, f"{first} does not follow the row before")
+        if int(ends[-1] if ends.size else 0) != len(tables[first]):
+            raise corrupt("E-16", f"The calls speak of more or less than all of /index/{first}.")
     for table, first, count, into in (
-        ("calls", "tensors", "tensor_count", "tensors"),
         ("calls", "selections", "selection_count", "selections"),
-        ("calls", "kv", "kv_count", "kv"),
         ("kv", "extents", "extent_count", "extents"),
         ("batches", "members", "member_count", "members"),
         ("texts", "first", "size", "text"),
@@ -106,6 +129,11 @@ def _check_references(tables: dict[str, Array]) -> None:
         ("calls", "sink", "arrays", True),
         ("calls", "d_sink", "arrays", True),
         ("calls", "launch", "texts", True),
+        ("indexer_calls", "batch", "batches", False),
+        ("indexer_calls", "provenance", "texts", False),
+        ("indexer_calls", "ids", "arrays", False),
+        ("indexer_calls", "offsets", "arrays", False),
+        ("indexer_calls", "scores", "arrays", True),
         ("selections", "a", "arrays", False),
         ("selections", "b", "arrays", False),
         ("kv", "request", "requests", False),
@@ -130,27 +158,28 @@ def _check_references(tables: dict[str, Array]) -> None:
     unlisted = (requests["tokens"] == NONE) != (requests["listed"] == 0)
     _refuse("E-28", unlisted, "requests", "token ids belong to listed requests, and only to them")
     large = (kv["first"] >= _END) | (kv["count"] >= _END) | (kv["generation"] >= _END)
-    _refuse("E-16", tables["calls"]["step"] >= _END, "calls", "the step is 2^62 or more")
+    _refuse_owner("E-16", owned(tables, "step") >= _END, tables, "the step is 2^62 or more")
     _refuse("E-16", large, "kv", "a number is 2^62 or more")
-
-
-def _rows_of_calls(tables: dict[str, Array]) -> Array:
-    """uint64 `[calls]`, T of each call."""
-    return tables["arrays"]["count"][tables["batches"]["positions"][tables["calls"]["batch"]]]  # type: ignore[no-any-return]
 
 
 def _check_stacks(head: Head) -> None:
     tables = head.tables
-    calls, tensors = tables["calls"], tables["tensors"]
-    rows = np.repeat(_rows_of_calls(tables), calls["tensor_count"])
-    owner = np.repeat(np.arange(len(calls)), calls["tensor_count"])
+    tensors, calls = tables["tensors"], len(tables["calls"])
+    counts = owned(tables, "tensor_count")
+    rows = np.repeat(rows_of(tables, owned(tables, "batch")), counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
     pairs = np.stack([owner, tensors["role"].astype(np.int64)], axis=1)
     if len(np.unique(pairs, axis=0)) != len(pairs):
         raise corrupt("E-28", "A call has one tensor twice.")
-    has = {role: np.isin(np.arange(len(calls)), owner[tensors["role"] == role]) for role in Role}
-    _refuse("E-28", ~has[Role.Q], "calls", "it has no q")
-    grads = has[Role.D_Q] | (calls["d_sink"] != NONE)
-    _refuse("E-28", grads & ~has[Role.D_OUT], "calls", "it has gradients without d_out")
+    has = {role: np.isin(np.arange(len(counts)), owner[tensors["role"] == role]) for role in Role}
+    indexer = np.arange(len(counts)) >= calls
+    _refuse_owner("E-28", ~has[Role.Q] & ~indexer, tables, "it has no q")
+    for role in Role:
+        needed = indexer & (role in INDEXER_ROLES)
+        wrong = needed & ~has[role] | has[role] & (indexer != (role in INDEXER_ROLES))
+        _refuse_owner("E-28", wrong, tables, f"{role.group} is missing, or of the other kind of call")
+    grads = has[Role.D_Q][:calls] | (tables["calls"]["d_sink"] != NONE)
+    _refuse("E-28", grads & ~has[Role.D_OUT][:calls], "calls", "it has gradients without d_out")
     for role in Role:
         mine = tensors["role"] == role
         sizes: list[int] = []
@@ -202,7 +231,7 @@ def _check_widths(head: Head) -> None:
     need("batches", "request", batches["request"], 4, of_batch)
     need("batches", "tokens", batches["tokens"], 8, of_batch)
     need("requests", "tokens", tables["requests"]["tokens"], 8, None)
-    rows = np.repeat(_rows_of_calls(tables), calls["selection_count"])
+    rows = np.repeat(rows_of(tables, calls), calls["selection_count"])
     selections = tables["selections"]
     lists = selections["kind"] == SelectionKind.LISTS
     need("selections", "b", selections["b"], 8, rows + lists)
@@ -214,6 +243,11 @@ def _check_widths(head: Head) -> None:
     )
     need("calls", "sink", calls["sink"], 4, heads)
     need("calls", "d_sink", calls["d_sink"], 4, heads)
+    indexers = tables["indexer_calls"]
+    chosen = arrays["count"][indexers["ids"]]
+    need("indexer_calls", "ids", indexers["ids"], 8, None)
+    need("indexer_calls", "offsets", indexers["offsets"], 8, rows_of(tables, indexers) + np.uint64(1))
+    need("indexer_calls", "scores", indexers["scores"], 4, chosen)
 
 
 def _check_extents(tables: dict[str, Array]) -> None:
@@ -226,11 +260,11 @@ def _check_extents(tables: dict[str, Array]) -> None:
     if past.any():
         at = int(np.argmax(past))
         entry = kv[owner[at]]
-        call = int(np.searchsorted(tables["calls"]["kv"], owner[at], side="right")) - 1
+        call = int(np.searchsorted(owned(tables, "kv"), owner[at], side="right")) - 1
         raise corrupt(
             "E-07",
             f"KV extent {at} of call {call} (request {int(entry['request'])}, layer "
-            f"{int(tables['calls']['layer'][call])}, family {FAMILIES[int(entry['family'])]}) ends at row "
+            f"{int(owned(tables, 'layer')[call])}, family {FAMILIES[int(entry['family'])]}) ends at row "
             f"{int(row[at]) + int(count[at])}, but the row log holds {int(held[at])}.",
             extent=at,
             call=call,
@@ -247,30 +281,5 @@ def _check_extents(tables: dict[str, Array]) -> None:
 
 
 def _check_sizes(head: Head) -> None:
-    _refuse("E-27", decoded_bytes(head) > MAX_CALL, "calls", "decoded, it is over the limit")
-
-
-def decoded_bytes(head: Head) -> npt.NDArray[np.float64]:
-    """Float64 `[calls]`: bytes of tensors and KV of each call; floats, as hostile sums may not wrap."""
-    tables = head.tables
-    calls, tensors, kv = tables["calls"], tables["tensors"], tables["kv"]
-    width = np.array(
-        [
-            head.payload[f"{Role(role).group}/{stack}"].row_bytes
-            for role, stack in zip(tensors["role"].tolist(), tensors["stack"].tolist(), strict=True)
-        ],
-        np.float64,
-    )
-    owner = np.repeat(np.arange(len(calls)), calls["tensor_count"])
-    rows = _rows_of_calls(tables).astype(np.float64)
-    total = np.bincount(owner, width * rows[owner], minlength=len(calls))
-    logs = tables["logs"]
-    itemsize = np.array([DTYPES[name.decode()].container.itemsize for name in logs["dtype"]], np.float64)
-    row_bytes = itemsize * logs["heads"] * (logs["key_dim"].astype(np.float64) + logs["value_dim"])
-    owner = np.repeat(np.arange(len(calls)), calls["kv_count"])
-    total = total + np.bincount(owner, row_bytes[kv["log"]] * kv["count"], minlength=len(calls))
-    arrays = tables["arrays"]
-    selections = tables["selections"]
-    owner = np.repeat(np.arange(len(calls)), calls["selection_count"])
-    ids = (arrays["count"][selections["a"]] + arrays["count"][selections["b"]]).astype(np.float64)
-    return np.asarray(total + np.bincount(owner, 8.0 * ids, minlength=len(calls)), np.float64)
+    over = decoded_bytes(head) > MAX_CALL
+    _refuse_owner("E-27", over, head.tables, "decoded, it is over the limit")

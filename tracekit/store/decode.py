@@ -11,6 +11,7 @@ from tracekit.model import (
     Bits,
     DType,
     Gradients,
+    IndexerCall,
     KVFamily,
     KVRows,
     LaunchPlan,
@@ -73,6 +74,46 @@ class Decoder:
             raise refused(error, f"call {index}") from None
         except (ArithmeticError, LookupError) as error:  # numbers that no writer writes overflow in a noun
             raise corrupt("E-21", f"Call {index} holds impossible numbers ({error}).", call=index) from None
+
+    def indexer_call(self, index: int) -> IndexerCall:
+        """Return indexer call `index`; errors as `call`."""
+        entry = self._tables["indexer_calls"][index]
+        try:
+            return self._indexer_call(entry, index)
+        except InvalidCall as error:
+            raise refused(error, f"indexer call {index}") from None
+        except (ArithmeticError, LookupError) as error:
+            text = f"Indexer call {index} holds impossible numbers ({error})."
+            raise corrupt("E-21", text, indexer_call=index) from None
+
+    def _indexer_call(self, entry: Any, index: int) -> IndexerCall:
+        tables = self._tables
+        rows = self._rows(int(entry["batch"]))
+        tensors = _span(tables["tensors"], entry["tensors"], entry["tensor_count"])
+        stacks = {Role(line["role"]): self._tensor(line, rows.count) for line in tensors}
+        keys: dict[RequestKey, Bits] = {}
+        for line in _span(tables["kv"], entry["kv"], entry["kv_count"]):
+            request, held = self._texts.keys[line["request"]], self._kv_rows(line)
+            plain = held.values is None and held.keys.shape[1] == 1 and held.first == 0
+            if not plain or FAMILIES[line["family"]] is not KVFamily.INDEX or request in keys:
+                text = f"Indexer call {index} has other keys than one log of the family index a request."
+                raise corrupt("E-28", text, indexer_call=index)
+            keys[request] = held.keys.part((slice(None), 0))
+        return IndexerCall(
+            layer=int(entry["layer"]),
+            step=int(entry["step"]),
+            rows=rows,
+            query=stacks[Role.INDEX_Q],
+            weights=stacks[Role.INDEX_W],
+            keys=keys,
+            top_k=Lists(*(self._array(int(entry[name])).view(np.int64) for name in ("ids", "offsets"))),
+            provenance=self._texts.provenance(int(entry["provenance"])),
+            k=int(entry["k"]),
+            family=FAMILIES[entry["family"]],
+            scale_bits=int(entry["scale_bits"]),
+            scores=self._float32(int(entry["scores"])),
+            rank=int(entry["rank"]),
+        )
 
     def _call(self, entry: Any, index: int) -> AttentionCall:
         tables = self._tables

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tracekit.errors import Unsupported
-from tracekit.model import AttentionCall, Bits, KVRows, Origin
+from tracekit.model import AttentionCall, Bits, IndexerCall, KVRows, Origin
 from tracekit.store.limits import MAX_CALL, MAX_DIMENSION, MAX_NUMBER, MAX_ROW, NONE
 from tracekit.store.schema import Role
 
@@ -34,20 +34,39 @@ def check_call(call: AttentionCall) -> None:
     Raises:
         Unsupported: S-LIMIT, over a limit of docs/format.md.
     """
-    ordinals = [key.ordinal for key in (*call.kv, *call.rows.requests)]
-    for name, number, limit in (
-        ("layer", call.layer, NONE),
-        ("rank", call.rank, NONE),
-        ("step", call.step, MAX_NUMBER),
-        ("ordinal", max(ordinals), NONE),
-    ):
-        if number >= limit:
-            raise _limit(f"{name} {number}", f"0 to {limit - 1}")
+    _check_numbers(call, max(key.ordinal for key in (*call.kv, *call.rows.requests)))
     tensors = [bits for _, bits, _ in tensors_of(call)]
     for rows in kv_of(call):
         tensors += [rows.keys, *([] if rows.values is None else [rows.values])]
         if max(rows.generation, rows.end) >= MAX_NUMBER:
             raise _limit("a KV row or generation", "below 2^62")
+    _check_tensors(tensors)
+
+
+def check_indexer_call(call: IndexerCall) -> None:
+    """Refuse what cannot be stored.
+
+    Raises:
+        Unsupported: S-LIMIT, over a limit of docs/format.md.
+    """
+    _check_numbers(call, max(key.ordinal for key in (*call.keys, *call.rows.requests)))
+    if call.k >= NONE:
+        raise _limit(f"a top-k of {call.k}", f"below {NONE}")
+    _check_tensors([call.query, call.weights, *call.keys.values()])
+
+
+def _check_numbers(call: AttentionCall | IndexerCall, ordinal: int) -> None:
+    for name, number, limit in (
+        ("layer", call.layer, NONE),
+        ("rank", call.rank, NONE),
+        ("step", call.step, MAX_NUMBER),
+        ("ordinal", ordinal, NONE),
+    ):
+        if number >= limit:
+            raise _limit(f"{name} {number}", f"0 to {limit - 1}")
+
+
+def _check_tensors(tensors: list[Bits]) -> None:
     for bits in tensors:
         row = bits.data.itemsize
         for size in bits.shape[1:]:

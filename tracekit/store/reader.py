@@ -5,7 +5,6 @@ import os
 import stat
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -13,64 +12,19 @@ from typing import Self
 
 from tracekit.env import settings
 from tracekit.errors import TracekitError, TraceMissing, TraceUnreadable, UsageError
-from tracekit.model import AttentionCall, DType, KVSource, Mode, Origin, Recording, RequestKey
-from tracekit.store.checks import check_tables, decoded_bytes
+from tracekit.model import AttentionCall, IndexerCall, Recording
+from tracekit.store.checks import check_tables
 from tracekit.store.decode import Decoder
 from tracekit.store.head import read_head
+from tracekit.store.heads import CallHead, IndexerHead
 from tracekit.store.ledger import disagreement
 from tracekit.store.limits import NONE
 from tracekit.store.payload import Payload
 from tracekit.store.rules import corrupt
-from tracekit.store.schema import DTYPES, MODES, ORIGINS, KVRole, Role
+from tracekit.store.schema import DTYPES, FAMILIES, MODES, ORIGINS, KVRole, Role
+from tracekit.store.sizes import decoded_bytes
 from tracekit.store.summary import TraceSummary
 from tracekit.store.texts import Texts
-
-
-@dataclass(frozen=True)
-class CallHead:
-    """What is known of a call without its payload.
-
-    Args:
-        index: its place in the trace, from 0.
-        layer: 0-based layer.
-        step: 0-based engine step.
-        rank: rank of the process.
-        mode: why the launch was made.
-        num_rows: T.
-        num_heads: H.
-        num_kv_heads: Hkv.
-        head_dim: D.
-        value_dim: Dv.
-        dtype: of Q, KV and O.
-        requests: in executed order.
-        kernel: the kernel that was executed.
-        kv_source: where its KV rows were seen.
-        has_sink: whether it has a sink.
-        out: who made O; None where it was not recorded.
-        lse: who made the LSE; None where it was not recorded.
-        has_launch_plan: whether the engine's own launch can be made again.
-        has_gradients: whether gradients were recorded.
-    """
-
-    index: int
-    layer: int
-    step: int
-    rank: int
-    mode: Mode
-    num_rows: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    dtype: DType
-    requests: tuple[RequestKey, ...]
-    kernel: str
-    kv_source: KVSource
-    has_sink: bool
-    out: Origin | None
-    lse: Origin | None
-    has_launch_plan: bool
-    has_gradients: bool
 
 
 class Trace:
@@ -130,6 +84,25 @@ class Trace:
             raise ValueError(f"{self.path} is closed; read calls inside its `with` block.")
         return self._decoder.call(index)
 
+    def indexer_call(self, index: int) -> IndexerCall:
+        """Return call `index` of the indexers; errors as `call`."""
+        count = len(self.head.tables["indexer_calls"])
+        if not 0 <= index < count:
+            valid = f"valid are 0 to {count - 1}" if count else "it holds none"
+            raise UsageError(
+                f"{self.path.name} has no indexer call {index}; {valid}.",
+                rule="V-CALL",
+                call=index,
+                calls=count,
+            )
+        if not self._close.alive:
+            raise ValueError(f"{self.path} is closed; read calls inside its `with` block.")
+        return self._decoder.indexer_call(index)
+
+    def indexer_calls(self) -> Iterator[IndexerCall]:
+        """Yield the launches of sparse indexers in recorded order."""
+        return (self.indexer_call(index) for index in range(len(self.indexer_heads)))
+
     @cached_property
     def recording(self) -> Recording:
         """What surrounds the calls.
@@ -147,6 +120,11 @@ class Trace:
     def heads(self) -> tuple[CallHead, ...]:
         """What is known of each call without its payload, in recorded order."""
         return tuple(self._call_head(index) for index in range(len(self)))
+
+    @cached_property
+    def indexer_heads(self) -> tuple[IndexerHead, ...]:
+        """What is known of each indexer call without its payload, in recorded order."""
+        return tuple(self._indexer_head(index) for index in range(len(self.head.tables["indexer_calls"])))
 
     @property
     def content_digest(self) -> str:
@@ -172,8 +150,32 @@ class Trace:
             size=self.head.block.length,
             payload=sum(spec.rows * spec.row_bytes for spec in self.head.payload.values()),
             recorded=int(decoded_bytes(self.head).sum()),
+            indexer_calls=len(self.head.tables["indexer_calls"]),
             content_digest=self.content_digest,
             file_digest=self.file_digest,
+        )
+
+    def _indexer_head(self, index: int) -> IndexerHead:
+        tables = self.head.tables
+        entry = tables["indexer_calls"][index]
+        first = int(entry["tensors"])
+        lines = tables["tensors"][first : first + int(entry["tensor_count"])]
+        (query,) = (line for line in lines if line["role"] == Role.INDEX_Q)
+        _, heads, dim = self.head.payload[f"{Role.INDEX_Q.group}/{int(query['stack'])}"].shape
+        batch = int(entry["batch"])
+        return IndexerHead(
+            index=index,
+            layer=int(entry["layer"]),
+            step=int(entry["step"]),
+            rank=int(entry["rank"]),
+            num_rows=int(tables["arrays"]["count"][tables["batches"]["positions"][batch]]),
+            num_heads=heads,
+            head_dim=dim,
+            k=int(entry["k"]),
+            family=FAMILIES[entry["family"]],
+            requests=self._texts.members(batch),
+            kernel=self._texts.provenance(int(entry["provenance"])).executed.kernel,
+            has_scores=bool(entry["scores"] != NONE),
         )
 
     def _call_head(self, index: int) -> CallHead:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.model import Array, AttentionCall, DType, KVFamily, KVRows, RequestKey
+from tracekit.model import Array, AttentionCall, Bits, DType, IndexerCall, KVFamily, KVRows, RequestKey
 from tracekit.store.schema import KVRole
 
 Indices = npt.NDArray[np.int64]
@@ -179,9 +179,16 @@ class RowLog:
             entries += [self._entry(call, index, KVRole.GRADIENT, *item) for item in _flat(call.grads.d_kv)]
         return entries
 
+    def add_indexer_call(self, call: IndexerCall, index: int) -> list[Entry]:
+        """Place the keys of an indexer call: rows of the family `index` with one head and no values."""
+        return [
+            self._entry(call, index, KVRole.READ, request, KVFamily.INDEX, index_rows(keys))
+            for request, keys in call.keys.items()
+        ]
+
     def _entry(
         self,
-        call: AttentionCall,
+        call: AttentionCall | IndexerCall,
         index: int,
         role: KVRole,
         request: RequestKey,
@@ -212,6 +219,11 @@ class RowLog:
         key = stream.key
         request = self._requests[key.request]
         return key.role, request, key.layer, key.rank, key.family.value, key.generation, key.call
+
+
+def index_rows(keys: Bits) -> KVRows:
+    """Return index keys `[N, D]` as the rows of a log."""
+    return KVRows(Bits(keys.data[:, None], keys.dtype), None)
 
 
 def runs(values: Indices) -> tuple[Indices, Indices]:

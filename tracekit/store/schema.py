@@ -43,6 +43,25 @@ TABLES: dict[str, np.dtype[Any]] = {
     ),
     "chunks": np.dtype([("offset", "<u8"), ("stored", "<u4"), ("xxh3_low", "<u8"), ("xxh3_high", "<u8")]),
     "extents": np.dtype([("row", "<u8"), ("count", "<u8")]),
+    "indexer_calls": np.dtype(
+        [
+            ("layer", "<u4"),
+            ("step", "<u8"),
+            ("rank", "<u4"),
+            ("batch", "<u4"),
+            ("provenance", "<u4"),
+            ("family", "<u1"),
+            ("k", "<u4"),
+            ("scale_bits", "<u4"),
+            ("ids", "<u4"),
+            ("offsets", "<u4"),
+            ("scores", "<u4"),
+            ("tensors", "<u8"),
+            ("tensor_count", "<u1"),
+            ("kv", "<u8"),
+            ("kv_count", "<u4"),
+        ]
+    ),
     "kv": np.dtype(
         [
             ("role", "<u1"),
@@ -75,6 +94,12 @@ TABLES: dict[str, np.dtype[Any]] = {
     "texts": np.dtype([("first", "<u8"), ("size", "<u4")]),
 }
 
+OPTIONAL_TABLES = frozenset({"indexer_calls"})
+"""Absent where they would have no row."""
+
+OWNERS = ("calls", "indexer_calls")
+"""The tables whose rows have spans in `tensors` and `kv`, in the order of these spans."""
+
 
 class Role(IntEnum):
     """What a stack holds; the name in lower case is its group."""
@@ -84,6 +109,8 @@ class Role(IntEnum):
     LSE = 2
     D_OUT = 3
     D_Q = 4
+    INDEX_Q = 5
+    INDEX_W = 6
 
     @property
     def group(self) -> str:
@@ -93,7 +120,11 @@ class Role(IntEnum):
     @property
     def rank(self) -> int:
         """Dimensions of the stack."""
-        return 2 if self is Role.LSE else 3
+        return 2 if self in (Role.LSE, Role.INDEX_W) else 3
+
+
+INDEXER_ROLES = (Role.INDEX_Q, Role.INDEX_W)
+"""Query and weights: what a call of an indexer has, and no other call."""
 
 
 class KVRole(IntEnum):

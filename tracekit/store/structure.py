@@ -14,6 +14,7 @@ from tracekit.store.schema import (
     DTYPE_ATTRIBUTE,
     DTYPES,
     FORMAT_ATTRIBUTE,
+    OPTIONAL_TABLES,
     TABLES,
     WIDTHS,
     Role,
@@ -79,8 +80,12 @@ def parse_structure(file: h5py.File, block: UserBlock) -> tuple[dict[str, Array]
     for group in root.values():
         _attributes(group, group.name, set())
     index = _members(root["index"], "/index")
-    _expect_names("/index", index, set(TABLES), h5py.Dataset)
-    tables = {name: _table(index[name], name, block) for name in TABLES}
+    absent = OPTIONAL_TABLES - set(index)
+    _expect_names("/index", index, set(TABLES) - absent, h5py.Dataset)
+    tables = {
+        name: np.zeros(0, dtype) if name in absent else _table(index[name], name, block)
+        for name, dtype in TABLES.items()
+    }
     return tables, _payload(root["payload"])
 
 
@@ -146,6 +151,8 @@ def _table(dataset: h5py.Dataset, name: str, block: UserBlock) -> Array:
     creation, shape = dataset.id.get_create_plist(), _fixed_shape(dataset, path)
     if len(shape) != 1 or shape[0] * dtype.itemsize > block.head:
         raise corrupt("E-12", f"{path} has the shape {list(shape)} in a head of {block.head} bytes.")
+    if name in OPTIONAL_TABLES and not shape[0]:
+        raise corrupt("E-12", f"{path} has no row and is there.", dataset=path)
     if creation.get_layout() != h5d.CONTIGUOUS:
         raise corrupt("E-12", f"{path} is not contiguous.", dataset=path)
     if creation.get_nfilters():

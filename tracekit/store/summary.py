@@ -21,6 +21,7 @@ class TraceSummary:
         recorded: bytes of Q, KV, O, LSE and gradients as the calls speak of them: KV rows once a call.
         content_digest: SHA-256, hexadecimal, of what the calls say.
         file_digest: SHA-256, hexadecimal, that pins the file.
+        indexer_calls: calls of sparse indexers.
     """
 
     path: Path
@@ -35,3 +36,4 @@ class TraceSummary:
     recorded: int
     content_digest: str
     file_digest: str
+    indexer_calls: int = 0

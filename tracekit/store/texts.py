@@ -6,6 +6,7 @@ from tracekit.store.canonical import parse_canonical
 from tracekit.store.head import Head
 from tracekit.store.nouns import parse_conventions, parse_provenance, parse_recording
 from tracekit.store.rules import corrupt
+from tracekit.store.schema import OWNERS
 
 
 class Texts:
@@ -44,7 +45,7 @@ class Texts:
         }
         self._provenance = {
             number: parse_provenance(parse_canonical(self.raw(number), "provenance"))
-            for number in set(calls["provenance"].tolist())
+            for number in {number for name in OWNERS for number in tables[name]["provenance"].tolist()}
         }
 
     def raw(self, number: int) -> bytes:

@@ -117,6 +117,15 @@ def _check_calls(trace: Trace) -> list[Violation]:
             violations.append(_violation(error))
             continue
         content.add(call, log.add_call(call, index))
+    for index, _ in enumerate(trace.indexer_heads):
+        try:
+            indexer_call = trace.indexer_call(index)
+        except TraceCorrupt as error:
+            whole = False
+            violations.append(_violation(error))
+            continue
+        entries = log.add_indexer_call(indexer_call, len(trace) + index)
+        content.add_indexer_call(indexer_call, entries)
     if whole and content.finish(log).hex() != trace.content_digest:
         violations.append(Violation("E-23", "The calls do not have the content digest; they were changed."))
     return violations

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tracekit.env import settings
 from tracekit.errors import NothingSelected
-from tracekit.model import Array, AttentionCall, Recording
+from tracekit.model import Array, AttentionCall, IndexerCall, Recording
 from tracekit.store.atomic import replacing
 from tracekit.store.builder import Builder
 from tracekit.store.content import ContentDigest
@@ -29,6 +29,7 @@ def write_trace(
     recording: Recording,
     calls: Iterable[AttentionCall],
     *,
+    indexer_calls: Iterable[IndexerCall] = (),
     threads: int = 0,
     progress: Progress | None = None,
 ) -> TraceSummary:
@@ -41,6 +42,7 @@ def write_trace(
         path: the target; replaced if it exists.
         recording: requests, ledger, model, notes.
         calls: at least one, in recorded order.
+        indexer_calls: launches of sparse indexers, in recorded order.
         threads: workers that compress; 0 for `TRACEKIT_THREADS`, which is the cores by default.
         progress: called after each call, and before the rename, with the calls and compressed bytes so far.
 
@@ -57,17 +59,22 @@ def write_trace(
     target = Path(path)
     with telling(target):
         refuse_kind(target)
-        _write(target, recording, calls, threads or settings().threads, progress or _silent)
+        _write(target, recording, calls, indexer_calls, threads or settings().threads, progress or _silent)
     with open_trace(target) as trace:
         return trace.summary()
 
 
 def _write(
-    target: Path, recording: Recording, calls: Iterable[AttentionCall], threads: int, report: Progress
+    target: Path,
+    recording: Recording,
+    calls: Iterable[AttentionCall],
+    indexer_calls: Iterable[IndexerCall],
+    threads: int,
+    report: Progress,
 ) -> None:
     with replacing(target) as temporary, Spool(target.parent, threads) as spool:
         builder = Builder(spool, recording)
-        tables, content_digest = _take_in(builder, calls, spool, threads, report, target)
+        tables, content_digest = _take_in(builder, calls, indexer_calls, spool, threads, report, target)
         written = write_file(temporary, tables, builder.columns, spool)
         block = UserBlock(
             written.length, written.head, written.head_digest, written.payload_digest, content_digest
@@ -80,6 +87,7 @@ def _write(
 def _take_in(
     builder: Builder,
     calls: Iterable[AttentionCall],
+    indexer_calls: Iterable[IndexerCall],
     spool: Spool,
     threads: int,
     report: Progress,
@@ -102,6 +110,9 @@ def _take_in(
                 rule="S-EMPTY",
                 path=str(target),
             )
+        for indexer_call in indexer_calls:
+            content.add_indexer_call(indexer_call, builder.add_indexer_call(indexer_call))
+            spool.settle()
         digest = _begin(hasher, threads, partial(content.finish, builder.log))
         tables = builder.finish()
         spool.settle()
