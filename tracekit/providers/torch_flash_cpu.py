@@ -72,12 +72,11 @@ class TorchFlashCpu:
         Raises:
             Unsupported: a call is refused.
         """
-        before = self._torch.get_num_threads()
-        self._torch.set_num_threads(launch.execution.threads or before)
-        try:
+        # here and not above: this file is imported to say that torch is missing
+        from tracekit.providers.torch_threads import kernel_threads
+
+        with kernel_threads(launch.execution.threads):
             answers = tuple(self._run(call) for call in launch.calls)
-        finally:
-            self._torch.set_num_threads(before)
         return Answer(answers, self.identity())
 
     def _run(self, call: AttentionCall) -> Tensors:

@@ -12,6 +12,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.providers.torch_tensors import from_torch
+from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.transformers_identity import executed
 from tracekit.providers.transformers_launch import Arguments, fresh, relaunch
 from tracekit.providers.transformers_plan import unusable
@@ -82,13 +83,8 @@ class Transformers:
         Raises:
             Unsupported: `P-REFUSED`.
         """
-        threads = torch.get_num_threads()
-        try:
-            if launch.execution.threads:
-                torch.set_num_threads(launch.execution.threads)
+        with kernel_threads(launch.execution.threads):
             tensors = tuple(self._run(call) for call in launch.calls)
-        finally:
-            torch.set_num_threads(threads)
         kernels = {self._chosen(call) for call in launch.calls} or {self._implementation or "sdpa"}
         return Answer(tensors, executed(f"{_PREFIX}{'+'.join(sorted(kernels))}"))
 

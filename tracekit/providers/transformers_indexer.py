@@ -11,6 +11,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import Array, Bits, DType, ExecutedIdentity, IndexerCall, Lists
 from tracekit.providers.indexers import Chosen, IndexerAnswer, IndexerLaunch
 from tracekit.providers.torch_tensors import from_torch, to_torch
+from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.transformers_identity import executed
 from tracekit.verdict import ClaimId
 
@@ -42,14 +43,8 @@ class TransformersIndexer:
         Raises:
             Unsupported: `P-REFUSED`.
         """
-        threads = torch.get_num_threads()
-        try:
-            if launch.execution.threads:
-                torch.set_num_threads(launch.execution.threads)
-            with torch.no_grad():
-                chosen = tuple(self._run(call) for call in launch.calls)
-        finally:
-            torch.set_num_threads(threads)
+        with kernel_threads(launch.execution.threads), torch.no_grad():
+            chosen = tuple(self._run(call) for call in launch.calls)
         kernels = {call.provenance.executed.kernel for call in launch.calls}
         return IndexerAnswer(chosen, executed("+".join(sorted(kernels))))
 

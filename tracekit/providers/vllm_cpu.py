@@ -15,6 +15,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.providers.torch_tensors import from_torch, to_torch, torch_dtype
+from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_cache import CacheKind, build_cache, kind_of
 from tracekit.providers.vllm_cpu_launch import (
     DEFAULT_PAGE,
@@ -87,11 +88,8 @@ class VllmCpu:
         Raises:
             Unsupported: `P-REFUSED`, or `P-PLAN` when vLLM plans the recorded launch in another way here.
         """
-        before = torch.get_num_threads()
-        try:
+        with kernel_threads():  # each call sets its own
             tensors = tuple(self._run(call, launch.execution.threads) for call in launch.calls)
-        finally:
-            torch.set_num_threads(before)
         ran = {self.identity_of(call).isa for call in launch.calls}
         isa = "+".join(sorted(name.partition(":")[2] for name in ran))
         return Answer(tensors, executed(isa, self.split))
