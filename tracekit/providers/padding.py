@@ -97,8 +97,8 @@ def _head_order(call: AttentionCall, extra: int) -> Array:
     """Int64 `[H + Hkv * extra]`, the head of the call that each head of the padded call copies."""
     group = call.num_heads // call.num_kv_heads
     inside = np.concatenate([np.arange(group), np.zeros(extra, np.int64)])
-    first: Array = np.arange(call.num_kv_heads)[:, None] * group
-    return (first + inside).reshape(-1)
+    order: Array = (np.arange(call.num_kv_heads)[:, None] * group + inside).reshape(-1)
+    return order
 
 
 def _none(rows: KVRows) -> KVRows:
