@@ -1,7 +1,7 @@
 """What an engine's hook reports of one launch. Everything in it is borrowed; the session owns copies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from tracekit.model import (
     Conventions,
     DType,
     KVFamily,
+    KVRows,
     LaunchPlan,
     Lists,
     Output,
@@ -59,6 +60,21 @@ class SeenKV:
         return self.first + int(self.keys.data.shape[1])
 
 
+@dataclass(eq=False)
+class LateGradients:
+    """Gradients of one launch: an engine's hooks fill them in when its backward runs, long after the launch.
+
+    Fields as those of `model.Gradients`, by handle, None until they came. Where `d_out` never comes, the call
+    has no gradients; `lost` says why some that should be there are not.
+    """
+
+    d_out: Bits | None = None
+    d_q: Bits | None = None
+    d_kv: dict[Handle, dict[KVFamily, KVRows]] = field(default_factory=dict)
+    d_sink: Bits | None = None
+    lost: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Observation:
     """One launch of one layer.
@@ -77,6 +93,7 @@ class Observation:
         conventions: what the numbers mean.
         provenance: what ran.
         launch: the physical side.
+        gradients: where the backward of the launch will put them; None where none is expected.
 
     Raises:
         InvalidCall: `M-CALL-DTYPE` when q, keys, values and out have more than one dtype.
@@ -95,6 +112,7 @@ class Observation:
     conventions: Conventions
     provenance: Provenance
     launch: LaunchPlan | None = None
+    gradients: LateGradients | None = None
 
     def __post_init__(self) -> None:
         kinds = {"q": self.q.dtype}

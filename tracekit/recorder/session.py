@@ -16,6 +16,7 @@ from tracekit.model import (
     Array,
     AttentionCall,
     Bits,
+    Gradients,
     Identity,
     IndexerCall,
     KVFamily,
@@ -31,7 +32,13 @@ from tracekit.recorder.filters import Filters
 from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
 from tracekit.recorder.ledger import OpenStep
-from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
+from tracekit.recorder.observation import (
+    Handle,
+    IndexerObservation,
+    LateGradients,
+    Observation,
+    SeenKV,
+)
 from tracekit.recorder.requests import Lost, RequestTable
 
 
@@ -39,7 +46,8 @@ class Session:
     """One recording.
 
     `problems` lists what went wrong, in words; `notes` is free text for `inspect`; `written` is what the
-    writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run.
+    writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run;
+    `rank` is that of this process among those that share the heads of one launch.
 
     Args:
         filters: what to keep.
@@ -52,6 +60,7 @@ class Session:
         self.filters = filters or Filters()
         self.requests = RequestTable()
         self.identity = Identity()
+        self.rank = 0
         self.notes: dict[str, str] = {}
         self.problems: list[str] = []
         self.written: object = None
@@ -242,8 +251,24 @@ class Session:
                 self._lose(one.step, one.seen.layer, error, recorded=0)
         if self._ledger and not calls:
             self._explain_nothing()
+        self._tell_gradients()
         recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
         return recording, calls
+
+    def _tell_gradients(self) -> None:
+        """Say which launches were to have gradients and lack some. Their forward is as good as any."""
+        expected = [kept for kept in self._kept if kept.seen.gradients is not None]
+        lost: dict[str, list[Kept]] = {}
+        for kept in expected:
+            late = kept.seen.gradients
+            assert late is not None
+            why = late.lost or ("" if late.d_out is not None else "their backward never ran")
+            if why:
+                lost.setdefault(why, []).append(kept)
+        if lost:
+            told = [f"{len(calls)} of {len(expected)} calls, {why}" for why, calls in lost.items()]
+            self.notes["gradients"] = f"missing of {'; '.join(told)}"
+            self.problems.append(f"gradients are {self.notes['gradients']}")
 
     def _explain_nothing(self) -> None:
         """Steps ran and no call was kept: say which of the three reasons it is."""
@@ -295,10 +320,18 @@ class Session:
             out=seen.out,
             lse=seen.lse,
             launch=seen.launch,
+            rank=self.rank,
+            grads=self._gradients(seen.gradients),
         )
         if call.lse is None and self._derive is not None:
             call = replace(call, lse=Output(self._derive(call), Origin.DERIVED))
         return call
+
+    def _gradients(self, late: LateGradients | None) -> Gradients | None:
+        if late is None or late.d_out is None:
+            return None
+        d_kv = {self.requests.key(handle): families for handle, families in late.d_kv.items()}
+        return Gradients(late.d_out, late.d_q, d_kv, late.d_sink)
 
     def _indexer_call(self, kept: KeptIndexer) -> IndexerCall:
         seen = kept.seen
