@@ -174,7 +174,7 @@ def test_split_kv_depends_on_the_batch_or_the_threads():
 
 
 def test_split_kv_depends_on_padded_heads():
-    """More heads are more work for the plan to deal out; pages are none of its business (docs/findings.md)."""
+    """More heads are more work for the plan to deal out; pages are none of its business."""
     call = dense_call(
         lengths=(300, 700, 90), new=(1, 5, 64), heads=8, kv_heads=2, head_dim=64, sink=True, seed=1
     )
