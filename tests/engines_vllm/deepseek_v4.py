@@ -18,6 +18,7 @@ from tests.engines_vllm.interpreted_triton import complete_metadata
 RATIOS = (0, 4, 128)
 VOCABULARY = 256
 HEADS = 4
+CHUNK = 256
 # Sizes that vLLM's operators have compiled in: heads of 512 with 64 rotary elements, an indexer of 128 that
 # chooses 512 rows, 256 experts.
 CONFIG: dict[str, Any] = {
@@ -90,7 +91,7 @@ def engine(folder: Path, **options: Any) -> Any:
             "load_format": "dummy",
             "max_model_len": 4096,
             "max_num_seqs": 4,
-            "max_num_batched_tokens": 120,
+            "max_num_batched_tokens": CHUNK,
             "dtype": "bfloat16",
             "seed": 0,
             "enable_prefix_caching": False,

@@ -7,6 +7,7 @@ bits, and nothing else of a launch does (docs/findings.md).
 """
 
 import platform
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import torch
 from tracekit.canonical.fp8_ds_mla import CODES, ROPE
 from tracekit.errors import InvalidCall, Unavailable, Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
-from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.padding import front_slots, more_heads, real_heads
+from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.torch_tensors import from_torch, to_torch
 from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_launch import MAX_THREADS
@@ -27,6 +30,8 @@ KERNEL = "vllm.flash_mla_cpu"
 OPERATOR = "flash_mla_with_kvcache_cpu"
 HEAD_DIM = CODES + ROPE
 COMPRESSED = frozenset({KVFamily.C4, KVFamily.C128})
+PAGE_SIZES = (1, 2, 16, 64, 256)
+"""The operator takes any; vLLM's are 64 for the window and C4, and 2 for C128."""
 
 
 def operator() -> Any:
@@ -76,12 +81,15 @@ class VllmDsv4:
             lse=False,
             max_head_dim=HEAD_DIM,
             probability_dtype={DType.BFLOAT16: DType.BFLOAT16},
+            page_sizes=PAGE_SIZES,
+            layouts=(Layout.JOINED_NHD,),
+            padding=frozenset({Padding.ROWS, Padding.HEADS}),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
         """What was found to hold; vLLM promises nothing in writing (docs/findings.md)."""
         batch = {"threads", "requests", "rows", "solo", "subbatch", "chunks", "decode"}
-        return frozenset({"rerun", "recorded", *batch})
+        return frozenset({"rerun", "recorded", "page-ids", "page-size", "padding", *batch})
 
     def identity(self) -> ExecutedIdentity:
         """What would run here."""
@@ -110,15 +118,15 @@ class VllmDsv4:
         Raises:
             Unsupported: `P-REFUSED`.
         """
-        tensors = tuple(self._run(call, launch.execution.threads) for call in launch.calls)
-        return Answer(tensors, executed())
+        return Answer(tuple(self._run(call, launch.execution) for call in launch.calls), executed())
 
     def _plan(self, call: AttentionCall) -> LaunchPlan | None:
         """The plan of a call, where it is one of this kernel."""
         return call.launch if call.launch is not None and call.launch.kernel == KERNEL else None
 
-    def _caches(self, call: AttentionCall) -> list[FamilyCache]:
-        return [family_cache(call, family, self._plan(call)) for family in call.selection.families]
+    def _caches(self, call: AttentionCall, placement: Placement | None = None) -> list[FamilyCache]:
+        plan = self._plan(call)
+        return [family_cache(call, family, plan, placement) for family in call.selection.families]
 
     def _threads(self, call: AttentionCall) -> int:
         """The threads of the recorded launch."""
@@ -128,20 +136,30 @@ class VllmDsv4:
             raise InvalidCall(f"its launch plan asks for {threads} threads.", rule="P-PLAN")
         return threads
 
-    def _run(self, call: AttentionCall, threads: int) -> Tensors:
+    def _run(self, call: AttentionCall, execution: Execution) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
-        plan = self._plan(call)
+        threads = min(execution.threads or self._threads(call), MAX_THREADS)
+        plan, placement = self._plan(call), execution.placement
+        if placement is not None:
+            call = replace(call, launch=None)
+            padding = placement.padding
+            at, heads = np.arange(call.num_rows) + front_slots(placement), padding.get(Padding.HEADS, 0)
+            slots = call.num_rows + padding.get(Padding.ROWS, 0)
+            with kernel_threads(threads):
+                out = _attend(more_heads(call, heads), self._caches(call, placement), at, slots)
+            return Tensors(Bits(out[at][:, real_heads(call, heads)], call.dtype), None)
         at = np.arange(call.num_rows) if plan is None else plan.row_slots
         slots = call.num_rows if plan is None else plan.slots
-        with kernel_threads(min(threads or self._threads(call), MAX_THREADS)):
+        with kernel_threads(threads):
             out = _attend(call, self._caches(call), at, slots)
         return Tensors(Bits(out[at], call.dtype), None)
 
 
 def _attend(call: AttentionCall, caches: list[FamilyCache], at: Any, slots: int) -> Any:
     """Launch the operator; returns O `[slots, H, D]` as bit patterns."""
-    q = np.zeros((slots, *call.q.shape[1:]), call.q.data.dtype)
+    # Slots that belong to no row hold queries of rows: nothing may read them.
+    q = call.q.data[np.arange(slots) % call.num_rows]
     q[at] = call.q.data
     query = to_torch(Bits(q, call.dtype))
     out = torch.zeros_like(query)

@@ -8,7 +8,7 @@ lie on pages of their own.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tracekit.canonical.refuse import Int64
 from tracekit.canonical.selection import LiveSlots, to_physical
 from tracekit.errors import InvalidCall
 from tracekit.model import Array, AttentionCall, DType, KVFamily, KVRows, LaunchPlan, Lists, Ranges
+from tracekit.providers.placement import Placement
 
 FP8 = DType.FLOAT8_E4M3FN
 BLOCK = 256
@@ -43,30 +44,36 @@ class FamilyCache:
     slots: Int64
 
 
-def family_cache(call: AttentionCall, family: KVFamily, plan: LaunchPlan | None) -> FamilyCache:
+def family_cache(
+    call: AttentionCall, family: KVFamily, plan: LaunchPlan | None, placement: Placement | None = None
+) -> FamilyCache:
     """Return the cache of one family of a call.
 
     Args:
         call: gives the rows, and what is read of them.
         family: `recent` or a compressed one.
         plan: the launch as it was; None makes a fresh one.
+        placement: where a fresh one lies.
 
     Raises:
         InvalidCall: a row is none that such a cache can hold (`C-FP8-ENCODE`), or the plan gives rows no
             places of their own (`C-...`, `P-PLAN`).
     """
     rows = [call.kv[key][family] for key in call.rows.requests]
-    page = _page_size(call, family, plan)
+    page = (placement and placement.page_size) or _page_size(call, family, plan)
     if plan is None:
-        slots, pages = _fresh_slots(rows, page)
+        slots, pages = _fresh_slots(rows, page, placement)
     else:
         slots, pages = _planned_slots(rows, _tables(call, family, plan), page)
     layout = LatentPages(page, FP8)
     if pages * layout.page_bytes > MAX_BYTES:
         raise InvalidCall(f"its {family} rows lie on {pages} pages of {page} rows.", rule="P-PLAN")
     cache, scales = layout.empty(pages), _scales(rows, family, plan)
-    for place, held, mine in zip(slots, rows, scales, strict=True):
-        layout.write(cache, place, from_keys(held.keys, mine, FP8))
+    stored = [from_keys(held.keys, mine, FP8) for held, mine in zip(rows, scales, strict=True)]
+    if placement is not None:
+        _heat(cache, layout, stored)
+    for place, part in zip(slots, stored, strict=True):
+        layout.write(cache, place, part)
     # Requests may share pages, of a common prefix; then their rows there are the same.
     for place, held in zip(slots, rows, strict=True):
         if not layout.read(cache, place).keys().same(held.keys):
@@ -86,7 +93,8 @@ def smallest_scales(values: Array, group: int) -> Array:
         values: float64 `[N, n]`.
         group: values of one scale.
     """
-    size = np.where(np.isfinite(values), np.abs(values), 0.0).reshape(len(values), -1, group)
+    groups = (len(values), values.shape[1] // group, group)
+    size = np.where(np.isfinite(values), np.abs(values), 0.0).reshape(groups)
     # The largest code is 448 = 0.875 * 2^9.
     fraction, exponent = np.frexp(size.max(axis=2))
     return np.asarray(np.clip(exponent - 9 + (fraction > 0.875) + 127, 1, 254), np.uint8)
@@ -151,13 +159,27 @@ def _planned_slots(rows: list[KVRows], tables: list[Array], page: int) -> tuple[
     return slots, max(1, names.size)
 
 
-def _fresh_slots(rows: list[KVRows], page: int) -> tuple[list[Int64], int]:
+def _fresh_slots(rows: list[KVRows], page: int, placement: Placement | None) -> tuple[list[Int64], int]:
     slots, pages = [], 0
     for held in rows:
         skipped = held.first // page
         slots.append(np.arange(held.first, held.end, dtype=np.int64) + (pages - skipped) * page)
         pages += -(-held.end // page) - skipped
-    return slots, max(1, pages)
+    if placement is None:
+        return slots, max(1, pages)
+    names, total = placement.pages(pages)
+    return [names.astype(np.int64)[slot // page] * page + slot % page for slot in slots], total
+
+
+def _heat(cache: Array, layout: LatentPages, stored: list[LatentStorage]) -> None:
+    """Fill every slot with a row of the call, so that a stray read gives another answer."""
+    source = max(stored, key=lambda part: len(part.rope.data))
+    if not len(source.rope.data):
+        return
+    slots = np.arange(len(cache) * layout.page_size)
+    at = slots[::-1] % len(source.rope.data)
+    nope = replace(source.nope, codes=source.nope.codes.take(at), scales=source.nope.scales[at])
+    layout.write(cache, slots, LatentStorage(nope, source.rope.take(at)))
 
 
 def _scales(rows: list[KVRows], family: KVFamily, plan: LaunchPlan | None) -> list[Array]:
