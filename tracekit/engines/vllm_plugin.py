@@ -26,8 +26,8 @@ def register() -> None:
     """Do in this process what TRACEKIT_BACKEND and TRACEKIT_RECORD say.
 
     Raises:
-        UsageError: a setting is wrong and TRACEKIT_BACKEND is set: no engine runs its own kernel where another
-            one was asked for.
+        UsageError: a setting is wrong and TRACEKIT_BACKEND is set: no engine runs its own kernel where
+            another one was asked for.
     """
     try:
         path, backend = settings().record, settings().backend
