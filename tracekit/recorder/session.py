@@ -262,7 +262,8 @@ class Session:
         for kept in expected:
             late = kept.seen.gradients
             assert late is not None
-            why = late.lost or ("" if late.d_out is not None else "their backward never ran")
+            never = late.expected and late.d_out is None
+            why = late.lost or ("their backward never ran" if never else "")
             if why:
                 lost.setdefault(why, []).append(kept)
         if lost:
