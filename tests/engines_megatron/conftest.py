@@ -79,6 +79,7 @@ class Batch:
     tokens: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor | None
+    real: Any = ...
     more: dict[str, Any] = field(default_factory=dict)
 
     def forward(self, model):
@@ -89,7 +90,7 @@ class Batch:
         model.train()
         model.zero_grad(set_to_none=True)
         logits = self.forward(model)
-        logits.float().pow(2).mean().backward()
+        logits[self.real].float().pow(2).mean().backward()
         return logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
@@ -109,12 +110,12 @@ def padded(*lengths, left=False, seed=0):
         at = slice(room - length, room) if left else slice(0, length)
         tokens[b, at], positions[b, at] = torch.tensor(ids(length, seed + b)), torch.arange(length)
         hidden[b, ..., at] = False
-    return Batch(tokens, positions, hidden | tiny.causal(room))
+    return Batch(tokens, positions, hidden | tiny.causal(room), ~hidden[:, 0, 0])
 
 
 def documents(*lengths, seed=0):
     """Documents in one batch place: reset_position_ids and reset_attention_mask."""
-    tokens = torch.tensor([sum((ids(n, seed + i) for i, n in enumerate(lengths)), [])])
+    tokens = torch.tensor([[token for i, n in enumerate(lengths) for token in ids(n, seed + i)]])
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     mask = tiny.causal(len(owner)) | (owner[:, None] != owner[None])

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from tracekit.engines.megatron_call import CoreCall, kv_rows, rows
+from tracekit.engines.megatron_call import CoreCall, flat, kv_rows, rows
 from tracekit.engines.megatron_step import Forward
 from tracekit.engines.torch_bits import borrow
 from tracekit.errors import Unsupported
@@ -21,6 +22,11 @@ from tracekit.recorder.observation import Borrowed, LateGradients
 
 _NODES = 256
 """A launch has some twenty nodes between O and its inputs; a search that finds more has left it."""
+
+_FOREIGN = (
+    "rows of padding had a gradient, so those of KV and sink are not of the recorded rows alone and were not "
+    "kept: mask padding in the loss"
+)
 
 Ended = Callable[[], bool]
 
@@ -100,6 +106,7 @@ class _Backward:
     ended: Ended
     uses: dict[str, int]
     runs: int = 0
+    foreign: bool = False
     given: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     held: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -112,7 +119,11 @@ class _Backward:
             self.late.lost = "their backward ran again, and the gradients are those of its first run"
             return
         try:
-            self.late.d_out = rows(grads[self.place], self.forward, "gradient of O", self.heads)
+            grad = grads[self.place]
+            self.late.d_out = rows(grad, self.forward, "gradient of O", self.heads)
+            self.foreign = _reaches_padding(grad, self.forward)
+            if self.foreign:
+                self.late.lost = _FOREIGN
         except Exception as error:
             self.late.lost = f"dO could not be read: {error!r}"
 
@@ -120,7 +131,7 @@ class _Backward:
         """A gradient of an input leaves; one that is used at two places of the launch gets two."""
         if self.ended() or self.runs != 1:
             return
-        if grad is None:
+        if grad is None or (self.foreign and name != "query"):
             return
         try:
             parts = self.given.setdefault(name, [])
@@ -146,6 +157,14 @@ class _Backward:
             k, v = (_by_row(kv_rows(grad, self.forward, index, "gradient of KV")) for grad in (keys, values))
             rows_of = KVRows(k, v, 0, self.forward.recomputed)
             self.late.d_kv[handle] = {KVFamily.DENSE: rows_of}
+
+
+def _reaches_padding(grad: torch.Tensor, forward: Forward) -> bool:
+    """Whether dO is not zero where padding stands: a query that no trace holds then adds to KV and sink."""
+    padding = np.ones(forward.batch * forward.length, np.bool_)
+    padding[forward.row_slots] = False
+    every = flat(grad, forward, "gradient of O")
+    return bool(Bits(every.data[padding], every.dtype).to_float32().any())
 
 
 def exact(tensor: torch.Tensor) -> Bits:
