@@ -176,10 +176,10 @@ def _selection(call: CoreCall, forward: Forward) -> tuple[Ranges | Lists, int | 
     mask, window = executed_mask(call.core.kind, call.core.module, call.given, forward.packed)
     key = (id(mask), window)
     if key not in forward.readings:
-        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
-        forward.readings[key] = (mask, read_selection(mask, window, forward))
         if call.core.kind is Kind.TKA1 and not forward.packed:
             _same_documents(slots_of_mask(mask, window, forward.batch, forward.length), forward)
+        # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
+        forward.readings[key] = (mask, read_selection(mask, window, forward))
     selection: Ranges | Lists = forward.readings[key][1]
     return selection, window
 
