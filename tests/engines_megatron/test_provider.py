@@ -65,11 +65,7 @@ def test_the_answer_hangs_on_every_recorded_word(call):
         replace(call, q=Bits(flipped, call.dtype)),
         replace(call, sink=Bits.from_float32([3.0] * 4, DType.FLOAT32)),
         replace(call, sink=None),
-        replace(
-            call,
-            selection=Selection({KVFamily.DENSE: Ranges(np.maximum(part.hi - 2, 0), part.hi)}),
-            launch=None,
-        ),
+        replace(call, selection=last_two, launch=None),
     ):
         assert not answer(changed).same(call.out.bits)
     assert answer(call).same(call.out.bits)

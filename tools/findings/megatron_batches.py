@@ -1,4 +1,4 @@
-"""Which promises Megatron's `DotProductAttention` keeps on the CPU: `python -m tools.findings.megatron_batches`.
+"""What Megatron's core attention keeps on the CPU: `python -m tools.findings.megatron_batches`.
 
 A call of three requests of 90, 61 and 27 tokens, 8 query and 2 KV heads, is replayed on provider `megatron`
 under every claim, by dtype and head size. Printed: one line a claim, `same` or the number of elements that

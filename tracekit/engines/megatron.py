@@ -25,6 +25,7 @@ from tracekit.engines.megatron_points import (
     core_attentions,
     engine_version,
     language_model,
+    share_of,
 )
 from tracekit.engines.megatron_step import Forward, read_forward
 from tracekit.engines.patch import Entry, UntestedVersion, enter_all
@@ -75,8 +76,9 @@ class Recorder:
         self._checkpointing = False
         self._ended = False
         self._checked: set[str] = set()
-        group = getattr(self._cores[0].module, "tp_group", None)
-        session.rank = 0 if group is None else int(group.rank())
+        session.names.update({core.layer: core.name for core in self._cores})
+        session.share = share_of(self._cores[0].module)
+        session.rank = 0 if session.share is None else session.share.tensor
         self._untested = not TESTED.hold(engine_version())
         if self._untested:
             session.notes["version"] = (

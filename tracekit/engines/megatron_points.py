@@ -9,6 +9,7 @@ import torch
 
 from tracekit.engines.patch import Versions
 from tracekit.errors import Unsupported
+from tracekit.model import Share
 
 TESTED = Versions((0, 19), (0, 20))
 
@@ -118,6 +119,28 @@ def kind_of(module: Any) -> Kind:
         f"those are {names}.",
         rule="M-CORE",
         core=type(module).__qualname__,
+    )
+
+
+def share_of(module: Any) -> Share | None:
+    """Return the place of this process in its job, where Megatron's process groups exist and it is not alone.
+
+    Args:
+        module: a core attention; gives its tensor parallel group and the KV heads of the whole model.
+    """
+    from megatron.core import parallel_state
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return None
+    group = module.tp_group
+    return Share(
+        rank=torch.distributed.get_rank(),
+        world=torch.distributed.get_world_size(),
+        data=parallel_state.get_data_parallel_rank(),
+        data_size=parallel_state.get_data_parallel_world_size(),
+        tensor=int(group.rank()),
+        tensor_size=int(group.size()),
+        kv_heads=int(module.config.num_query_groups),
     )
 
 
