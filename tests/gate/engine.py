@@ -7,7 +7,7 @@ import signal
 import numpy as np
 
 from tracekit.errors import ProviderFailed
-from tracekit.gate import Placement
+from tracekit.gate import Slots
 from tracekit.model import (
     AttentionCall,
     Bits,
@@ -103,7 +103,7 @@ def pages(call, tables):
     found = {}
     for key, families in call.kv.items():
         for family in families:
-            found[key, family] = Placement(pages=Pages(PAGE, tuple(tables[key])))
+            found[key, family] = Slots(pages=Pages(PAGE, tuple(tables[key])))
     return found
 
 

@@ -78,12 +78,12 @@ def test_a_retry_writes_the_same_slots(gate, kernel):
     there, elsewhere = (pages(call, {KEYS["a"]: table}) for table in ([3, 4, 5], [3, 4, 6]))
     kernel.fault = "dies"
     with pytest.raises(ProviderFailed):
-        launch(gate, kernel, call, placements=there)
+        launch(gate, kernel, call, slots=there)
 
     with pytest.raises(GateRefused) as other:
-        launch(gate, kernel, call, placements=elsewhere)
+        launch(gate, kernel, call, slots=elsewhere)
     assert other.value.rule == "G-RETRY-SLOTS"
-    launch(gate, kernel, call, placements=there)
+    launch(gate, kernel, call, slots=there)
 
 
 def test_a_retry_may_be_cut_or_mixed_otherwise(gate, kernel):

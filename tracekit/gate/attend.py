@@ -208,7 +208,8 @@ def _stream(
         text = f"cache version {version}, and those before {floor} are void"
         _refuse("G-CACHE-RESET", event, span, text, family=family.value)
     window = event.window if family in WINDOWED else None
-    if old == (version, oldest, window, None, None, 0, _LIVE) and old and not (scales or pages):
+    same = old == (version, oldest, window, None, None, 0, _LIVE)
+    if old is not None and same and not (scales or pages):
         return old
     if old is not None and phase is _TRAINING:
         old = None  # each training pass writes KV of its own

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from tracekit.errors import UsageError
 from tracekit.gate.attempts import Attempts
 from tracekit.gate.finite import check_answer
-from tracekit.gate.launch import Extent, Placements, attend_of, extents
+from tracekit.gate.launch import Extent, SlotMap, attend_of, extents
 from tracekit.gate.prints import Prints, differing, everything
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
@@ -74,7 +74,7 @@ class RequestGate:
         execution: Execution | None = None,
         model_version: int | None = None,
         graph: GraphUse | None = None,
-        placements: Placements | None = None,
+        slots: SlotMap | None = None,
         flags: Flags | None = None,
     ) -> Tensors:
         """Run a call if it may come next, and commit it if it ran.
@@ -85,7 +85,7 @@ class RequestGate:
             execution: how to run it.
             model_version: weights that made Q and the new rows; None takes those in force.
             graph: the graph that the provider replays, in decode.
-            placements: scales and pages of the KV, where there are any.
+            slots: scales and pages of the KV, where there are any.
             flags: waits for the device and returns the finite flags of the launch.
 
         Returns:
@@ -101,7 +101,7 @@ class RequestGate:
             self._spans, self._rows = extents(call.rows), call.rows
         spans = self._spans
         version = ledger.model_version if model_version is None else model_version
-        event = attend_of(call, spans, version, graph, placements or {})
+        event = attend_of(call, spans, version, graph, slots or {})
         after = transition(ledger, event)
         if self._attempts:
             self._attempts.check(event, call, spans)

@@ -17,18 +17,18 @@ _MODES = {
 }
 
 
-class Placement(NamedTuple):
+class Slots(NamedTuple):
     """Scales and pages of the rows of one request and family, where the engine has any."""
 
     scales: Scales | None = None
     pages: Pages | None = None
 
 
-Placements = Mapping[tuple[RequestKey, KVFamily], Placement]
+SlotMap = Mapping[tuple[RequestKey, KVFamily], Slots]
 Extent = tuple[RequestKey, str, int, int]
 """A request of a launch, its name, and the positions `first .. end - 1` of its rows."""
 
-_NOWHERE: Placements = {}
+_NOWHERE: SlotMap = {}
 
 
 def extents(rows: Rows) -> list[Extent]:
@@ -73,7 +73,7 @@ def attend_of(
     spans: list[Extent],
     model_version: int,
     graph: GraphUse | None = None,
-    placements: Placements = _NOWHERE,
+    slots: SlotMap = _NOWHERE,
 ) -> Attend:
     """Return the event of a call.
 
@@ -94,10 +94,8 @@ def attend_of(
                 )
                 place = {"request": name, "layer": call.layer, "family": family.value, "position": first}
                 refuse("G-KV-MISSING", text, **place)
-            if placements:
-                reads.append(
-                    Read(family, rows.generation, rows.first, *placements.get((key, family), Placement()))
-                )
+            if slots:
+                reads.append(Read(family, rows.generation, rows.first, *slots.get((key, family), Slots())))
             else:
                 reads.append(Read(family, rows.generation, rows.first))
         parts.append(Span(name, first, end, mode, tuple(reads)))
