@@ -13,6 +13,7 @@ KNOWN = {
     "TRACEKIT_THREADS": "threads of the CPU kernels (default: the cores of the machine)",
     "TRACEKIT_ISA": "build of the CPU kernel to use: v4 (AVX-512), v3 (AVX2), v1 (no FMA instruction)",
     "TRACEKIT_RECORD": "trace to write for each process in which an engine with a plug-in runs a model",
+    "TRACEKIT_BACKEND": "kernel that engines with a plug-in run attention on: tka1 (default: their own)",
     "TRACEKIT_TIMEOUT": "seconds that a kernel in a child process may take for one launch (default: 300)",
 }
 
@@ -30,6 +31,7 @@ class Settings:
     isa: str | None
     timeout: float
     record: Path | None = None
+    backend: str | None = None
 
 
 def parse_settings(environ: Mapping[str, str]) -> Settings:
@@ -53,6 +55,13 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         raise UsageError(
             "TRACEKIT_RECORD is empty; give a path such as run.h5, or unset it.", rule="V-RECORD"
         )
+    backend = environ.get("TRACEKIT_BACKEND")
+    if backend not in (None, "tka1"):
+        raise UsageError(
+            f"TRACEKIT_BACKEND is {backend!r}; valid is tka1, or leave it unset.",
+            rule="V-BACKEND-NAME",
+            value=backend,
+        )
     home = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Settings(
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
@@ -62,6 +71,7 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         isa=isa,
         timeout=check_timeout(_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False), "TRACEKIT_TIMEOUT"),
         record=Path(environ["TRACEKIT_RECORD"]) if "TRACEKIT_RECORD" in environ else None,
+        backend=backend,
     )
 
 

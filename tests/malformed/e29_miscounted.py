@@ -7,4 +7,4 @@ RULE = "E-29"
 
 def build(path):
     good(path)
-    text(path, b'[0,3,2,1,1,"budget"]', b'[0,3,2,2,0,"budget"]')
+    text(path, b'[0,3,2,1,1,"budget"', b'[0,3,2,2,0,"budget"')

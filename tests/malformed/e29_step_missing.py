@@ -7,4 +7,4 @@ RULE = "E-29"
 
 def build(path):
     good(path)
-    text(path, b'[1,3,2,1,1,"budget"]', b'[7,3,2,0,1,"budget"]')
+    text(path, b'[1,3,2,1,1,"budget"', b'[7,3,2,0,1,"budget"')

@@ -4,12 +4,36 @@ Every replacement is entered on an `ExitStack`, so leaving the recording restore
 the reverse order, whatever happened in between. Off means off: tests compare with `is`.
 """
 
+import re
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 _ABSENT = object()
+
+
+class UntestedVersion(UserWarning):
+    """The engine is not one of the versions that the recorder was made for."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions of an engine that the recorder was made for: from the first up to, not including, the end.
+
+    Outside it a layer must pass a check of its conventions before it is recorded, and the trace says so.
+    """
+
+    first: tuple[int, int]
+    end: tuple[int, int]
+
+    def hold(self, version: str) -> bool:
+        """Whether a version lies in the window; one that cannot be read does not."""
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        return numbers is not None and self.first <= (int(numbers[1]), int(numbers[2])) < self.end
+
+    def __str__(self) -> str:
+        return " .. ".join(".".join(map(str, version)) for version in (self.first, self.end))
 
 
 class Removable(Protocol):

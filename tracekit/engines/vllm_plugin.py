@@ -1,4 +1,5 @@
-"""vLLM's plug-in: records every process that runs a model, when TRACEKIT_RECORD is set; else does nothing.
+"""vLLM's plug-in: records every process that runs a model, when TRACEKIT_RECORD is set; runs attention on
+TKA-1, when TRACEKIT_BACKEND says so; else does nothing.
 
 vLLM calls `register` in each of its processes, and in some of them more than once. The engine's own process,
 which may be a child, is the one that records: `run.h5` becomes `run.rank0-PID.h5`, written when the process
@@ -22,12 +23,23 @@ _BEFORE_EXIT = 100
 
 
 def register() -> None:
-    """Stand before the model runner of this process, if TRACEKIT_RECORD says so."""
+    """Do in this process what TRACEKIT_BACKEND and TRACEKIT_RECORD say.
+
+    Raises:
+        UsageError: a setting is wrong and TRACEKIT_BACKEND is set: no engine runs its own kernel where
+            another one was asked for.
+    """
     try:
-        path = settings().record
+        path, backend = settings().record, settings().backend
     except TracekitError as error:
+        if "TRACEKIT_BACKEND" in os.environ:
+            raise
         _say(f"nothing is recorded: {error}")
         return
+    if backend is not None:
+        from tracekit.engines import vllm_backend
+
+        vllm_backend.register()
     if path is None:
         return
     try:

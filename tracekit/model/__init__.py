@@ -8,9 +8,10 @@ from tracekit.model.indexer import IndexerCall
 from tracekit.model.kv import KVFamily, KVRows
 from tracekit.model.launch_plan import LaunchPlan
 from tracekit.model.provenance import ExecutedIdentity, Identity, Provenance
-from tracekit.model.recording import Recording, Request, StepRecord
+from tracekit.model.recording import Recording, Request, StepRecord, Tag
 from tracekit.model.rows import RequestKey, RowId, Rows
 from tracekit.model.selection import Lists, Ranges, Selection
+from tracekit.model.share import Share
 
 __all__ = [
     "Array",
@@ -41,7 +42,9 @@ __all__ = [
     "RowId",
     "Rows",
     "Selection",
+    "Share",
     "StepRecord",
+    "Tag",
     "blocks",
     "scale_to_bits",
 ]

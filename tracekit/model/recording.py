@@ -1,6 +1,7 @@
 """What surrounds the calls of a trace: its requests, its ledger of captures, its model."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from tracekit.errors import InvalidCall
 from tracekit.model.provenance import Identity
 from tracekit.model.rows import RequestKey
+from tracekit.model.share import Share
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +41,34 @@ class Request:
             raise InvalidCall(f"request {self.key}: the key is not that of its prompt.", rule="M-REQUEST")
 
 
+class Tag(StrEnum):
+    """What an engine ran: only a normal step is about tokens that somebody sent, and only it holds calls."""
+
+    NORMAL = "normal"
+    WARMUP = "warmup"
+    PROFILE = "profile"
+    CAPTURE = "capture"
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One line of the capture ledger: what one engine step should have given, and gave.
 
     Args:
-        step: 0-based engine step.
+        step: 0-based among the lines of its tag; for normal lines the engine step.
         expected: hooks that the step should have fired.
         fired: hooks that fired.
         recorded: calls that were kept.
         filtered: calls that a filter of the user left out.
         cut: why calls are missing although no filter asked for it; empty where none is.
+        tag: what the step was.
+        wanted: bytes of Q, outputs and new KV rows of the launches that the filters kept.
+        written: bytes of them that were captured; fewer where rows were left out or calls were lost.
+        left_out: query rows of recorded calls that a filter left out.
 
     Raises:
-        InvalidCall: `M-LEDGER` for a number below 0, or more calls than hooks that fired.
+        InvalidCall: `M-LEDGER` for a number below 0, more calls than hooks that fired, more bytes written
+            than wanted, or calls in a line that is not normal.
     """
 
     step: int
@@ -61,13 +77,25 @@ class StepRecord:
     recorded: int
     filtered: int
     cut: str = ""
+    tag: Tag = Tag.NORMAL
+    wanted: int = 0
+    written: int = 0
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         numbers = (self.step, self.expected, self.fired, self.recorded, self.filtered)
-        if min(numbers) < 0 or self.recorded + self.filtered > self.fired:
+        sizes = (self.wanted - self.written, self.written, self.left_out)
+        if min(*numbers, *sizes) < 0 or self.recorded + self.filtered > self.fired:
             raise InvalidCall(
                 f"ledger line of step {self.step}: the {self.recorded} recorded and {self.filtered} filtered "
-                f"calls are among the {self.fired} that fired, and no number is below 0.",
+                f"calls are among the {self.fired} that fired, no number is below 0, and no more is written "
+                "than was wanted.",
+                rule="M-LEDGER",
+                step=self.step,
+            )
+        if self.tag is not Tag.NORMAL and self.recorded:
+            raise InvalidCall(
+                f"ledger line {self.step} of the {self.tag} runs: such a run has no calls to record.",
                 rule="M-LEDGER",
                 step=self.step,
             )
@@ -75,6 +103,8 @@ class StepRecord:
     @property
     def complete(self) -> bool:
         """Whether nothing is missing that was not filtered on purpose."""
+        if self.tag is not Tag.NORMAL:
+            return not self.cut
         return not self.cut and self.expected == self.fired == self.recorded + self.filtered
 
 
@@ -87,9 +117,11 @@ class Recording:
         requests: each request once.
         ledger: one record a step.
         notes: free text by name (command line, driver), for `inspect`.
+        share: which part of a parallel job this is; None where it is all of it, or nobody said.
     """
 
     identity: Identity = field(default_factory=Identity)
     requests: tuple[Request, ...] = ()
     ledger: tuple[StepRecord, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
+    share: Share | None = None

@@ -1,5 +1,6 @@
 """What a session keeps of a launch until the requests have their keys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +13,23 @@ from tracekit.recorder.observation import Handle, IndexerObservation, Observatio
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A call that waits for the end: its rows are by handle, its KV is extents of the log."""
+    """A call that waits for the end: its rows are by handle, its KV is extents of the log.
+
+    Args:
+        step: the step that it belongs to.
+        layer: its layer.
+        mode: of the step.
+        describe: makes the observation, without KV, from tensors that are owned.
+        kv: the rows of each request that the launch read.
+        size: bytes of its Q and outputs.
+    """
 
     step: int
+    layer: int
     mode: Mode
-    seen: Observation
-    token_ids: npt.NDArray[np.int64]
+    describe: Callable[[], Observation]
     kv: dict[Handle, dict[KVFamily, Extent]]
+    size: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,8 +79,12 @@ class Extent:
 
 @dataclass
 class KVLog:
-    """The rows of one request, layer and family over a whole recording."""
+    """The rows of one request, layer and family over a whole recording.
 
+    `stored` counts the bytes that were copied.
+    """
+
+    stored: int = 0
     _logs: list[_Log] = field(default_factory=list)
 
     def observe(self, rows: SeenKV) -> Extent:
@@ -100,7 +104,7 @@ class KVLog:
             if log.first <= rows.first <= log.end and _alike(log, rows, parts):
                 held = max(hi - rows.first, 0)
                 if _same(log.window(lo, hi), [part[:, :held] for part in parts]):
-                    log.append([part[:, held:] for part in parts])
+                    self._append(log, [part[:, held:] for part in parts])
                     return Extent(log, rows.first, rows.end)
                 raise RowChanged(
                     lo + _first_difference(log.window(lo, hi), [part[:, :held] for part in parts])
@@ -113,9 +117,13 @@ class KVLog:
             rows.keys.dtype,
             [np.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)],
         )
-        log.append(parts)
+        self._append(log, parts)
         self._logs.append(log)
         return Extent(log, rows.first, rows.end)
+
+    def _append(self, log: _Log, parts: list[Array]) -> None:
+        log.append(parts)
+        self.stored += sum(part.nbytes for part in parts)
 
 
 def _alike(log: _Log, rows: SeenKV, parts: list[Array]) -> bool:

@@ -1,8 +1,9 @@
 """The capture ledger: one line a step, what should have been seen and what was."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
-from tracekit.model import StepRecord
+from tracekit.model import StepRecord, Tag
 
 
 @dataclass
@@ -14,6 +15,9 @@ class OpenStep:
     fired: int = 0
     recorded: int = 0
     filtered: int = 0
+    wanted: int = 0
+    written: int = 0
+    left_out: int = 0
     reasons: list[str] = field(default_factory=list)
 
     def cut(self, reason: str) -> bool:
@@ -32,5 +36,58 @@ class OpenStep:
                 "attention interface"
             )
         return StepRecord(
-            self.step, expected, self.fired, self.recorded, self.filtered, "; ".join(self.reasons)
+            self.step,
+            expected,
+            self.fired,
+            self.recorded,
+            self.filtered,
+            "; ".join(self.reasons),
+            Tag.NORMAL,
+            self.wanted,
+            self.written,
+            self.left_out,
         )
+
+
+class Ledger:
+    """The lines so far, in the order in which they were closed."""
+
+    def __init__(self) -> None:
+        self.lines: list[StepRecord] = []
+        self._place: dict[int, int] = {}
+        self._counts: Counter[Tag] = Counter()
+
+    @property
+    def steps(self) -> int:
+        """Normal steps so far."""
+        return self._counts[Tag.NORMAL]
+
+    def normal(self) -> list[StepRecord]:
+        """Return the lines of normal steps."""
+        return [line for line in self.lines if line.tag is Tag.NORMAL]
+
+    def close(self, step: OpenStep) -> StepRecord:
+        """Add a step that has ended, and return its line."""
+        line = step.close()
+        self._place[line.step] = len(self.lines)
+        self._add(line)
+        return line
+
+    def other(self, tag: Tag, expected: int, fired: int) -> None:
+        """Add a run that is no step: nothing of it is recorded, and nothing missing."""
+        self._add(StepRecord(self._counts[tag], expected, fired, 0, 0, tag=tag))
+
+    def cut(self, step: int, reason: str, *, recorded: int = 0, written: int = 0) -> None:
+        """Take calls, and their bytes, off the line of a step, with the reason."""
+        place = self._place[step]
+        line = self.lines[place]
+        self.lines[place] = replace(
+            line,
+            recorded=line.recorded - recorded,
+            written=line.written - written,
+            cut="; ".join(filter(None, [line.cut, reason])),
+        )
+
+    def _add(self, line: StepRecord) -> None:
+        self.lines.append(line)
+        self._counts[line.tag] += 1

@@ -1,7 +1,7 @@
 """What an engine's hook reports of one launch. Everything in it is borrowed; the session owns copies."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from tracekit.model import (
     Conventions,
     DType,
     KVFamily,
+    KVRows,
     LaunchPlan,
     Lists,
     Output,
@@ -59,6 +60,21 @@ class SeenKV:
         return self.first + int(self.keys.data.shape[1])
 
 
+@dataclass(eq=False)
+class LateGradients:
+    """Gradients of one launch: an engine's hooks fill them in when its backward runs, long after the launch.
+
+    Fields as those of `model.Gradients`, by handle, None until they came. Where `d_out` never comes, the call
+    has no gradients; `lost` says why some that should be there are not.
+    """
+
+    d_out: Bits | None = None
+    d_q: Bits | None = None
+    d_kv: dict[Handle, dict[KVFamily, KVRows]] = field(default_factory=dict)
+    d_sink: Bits | None = None
+    lost: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Observation:
     """One launch of one layer.
@@ -77,6 +93,7 @@ class Observation:
         conventions: what the numbers mean.
         provenance: what ran.
         launch: the physical side.
+        gradients: where the backward of the launch will put them; None where none is expected.
 
     Raises:
         InvalidCall: `M-CALL-DTYPE` when q, keys, values and out have more than one dtype.
@@ -95,6 +112,7 @@ class Observation:
     conventions: Conventions
     provenance: Provenance
     launch: LaunchPlan | None = None
+    gradients: LateGradients | None = None
 
     def __post_init__(self) -> None:
         kinds = {"q": self.q.dtype}
@@ -112,6 +130,51 @@ class Observation:
                 layer=self.layer,
                 dtypes={name: dtype.value for name, dtype in kinds.items()},
             )
+
+    @property
+    def size(self) -> int:
+        """Bytes of Q and the outputs."""
+        outputs = [output.bits.data.nbytes for output in (self.out, self.lse) if output is not None]
+        return self.q.data.nbytes + sum(outputs)
+
+    def take(self, order: Array) -> "Observation":
+        """Return some of the rows, with the KV of the requests that keep any.
+
+        The launch plan and the gradients are about all rows, and left out.
+        """
+        kept, request = np.unique(self.request[order], return_inverse=True)
+        requests = tuple(self.requests[index] for index in kept)
+        return replace(
+            self,
+            requests=requests,
+            request=request.astype(np.int32),
+            positions=self.positions[order],
+            q=self.q.take(order),
+            kv={handle: rows for handle, rows in self.kv.items() if handle in requests},
+            selection=self.selection.take(order),
+            out=None if self.out is None else self.out.take(order),
+            lse=None if self.lse is None else self.lse.take(order),
+            launch=None,
+            gradients=None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch of one layer whose description can wait: all that an engine's step has to pay for.
+
+    Args:
+        layer: 0-based layer.
+        kv: the rows that the kernel consumed, per request and family; borrowed, and read at once.
+        size: bytes of Q and outputs.
+        describe: gives the observation, without KV, from tensors that are owned; may be called at any time
+            and more than once.
+    """
+
+    layer: int
+    kv: Mapping[Handle, Mapping[KVFamily, SeenKV]]
+    size: int
+    describe: Callable[[], Observation]
 
 
 @dataclass(frozen=True, eq=False)

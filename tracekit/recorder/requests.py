@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tracekit.errors import InvalidCall
 from tracekit.model import Array, Mode, Request, RequestKey
-from tracekit.recorder.observation import Handle
+from tracekit.recorder.observation import Handle, IndexerObservation, Observation
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,19 @@ class RequestTable:
                 "none. Give the step its tokens before its calls.",
                 rule="R-POSITION",
             )
-        return np.asarray(known, np.int64)[positions]
+        return np.array([known[position] for position in positions.tolist()], np.int64)
+
+    def tokens_of(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.int64]:
+        """Return the token id of each row of a launch.
+
+        Raises:
+            InvalidCall: `R-POSITION`.
+        """
+        token_ids = np.full(seen.positions.shape, -1, np.int64)
+        for index, handle in enumerate(seen.requests):
+            mine = seen.request == index
+            token_ids[mine] = self.tokens(handle, seen.positions[mine])
+        return token_ids
 
     def resolve(self) -> tuple[Request, ...]:
         """Give every request its key: the digest of its prompt and an ordinal among equal prompts."""

@@ -1,15 +1,16 @@
 """A recording while it runs: owned copies, a ledger, and at the end the nouns.
 
-An engine's hook calls `begin`, then `observe` or `skip` once a launch, then `end`. Nothing that goes wrong
-here may disturb the engine, and nothing may pass silently: a hook hands its error to `fail`, which cuts the
-step in the ledger and lists the problem for the report at the end.
+An engine's hook calls `begin`, then `wants` and `capture` or `skip` once a launch, then `end`. Nothing that
+goes wrong here may disturb the engine, and nothing may pass silently: a hook hands its error to `fail`, which
+cuts the step in the ledger and lists the problem for the report at the end.
+
+What can wait waits: a launch is kept as copies of its tensors and a function that describes it, and is
+described, checked and given its LSE when the engine has finished.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-
-import numpy as np
-import numpy.typing as npt
 
 from tracekit.errors import NothingSelected, TracekitError, Unsupported
 from tracekit.model import (
@@ -20,59 +21,80 @@ from tracekit.model import (
     IndexerCall,
     KVFamily,
     Mode,
-    Origin,
-    Output,
     Recording,
-    Rows,
-    StepRecord,
+    Share,
+    Tag,
 )
+from tracekit.recorder.assemble import attention_call, indexer_call
+from tracekit.recorder.choice import Choice
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
 from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
-from tracekit.recorder.ledger import OpenStep
-from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
+from tracekit.recorder.ledger import Ledger, OpenStep
+from tracekit.recorder.observation import (
+    Handle,
+    IndexerObservation,
+    LateGradients,
+    Launch,
+    Observation,
+    SeenKV,
+)
 from tracekit.recorder.requests import Lost, RequestTable
+
+Describe = Callable[[], Observation | IndexerObservation]
 
 
 class Session:
     """One recording.
 
     `problems` lists what went wrong, in words; `notes` is free text for `inspect`; `written` is what the
-    writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run.
+    writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run;
+    `rank` is that of this process among those that share the heads of one launch; `share` says which part
+    of a parallel job the recording is.
 
     Args:
         filters: what to keep.
         derive: gives the LSE of a call whose kernel gave none; None leaves it out.
+        budget: most bytes of captured rows; None is no limit.
     """
 
     def __init__(
-        self, filters: Filters | None = None, derive: Callable[[AttentionCall], Bits] | None = derive_lse
+        self,
+        filters: Filters | None = None,
+        derive: Callable[[AttentionCall], Bits] | None = derive_lse,
+        budget: int | None = None,
     ) -> None:
-        self.filters = filters or Filters()
         self.requests = RequestTable()
+        self._choice = Choice(filters or Filters(), self.requests)
         self.identity = Identity()
+        self.rank = 0
+        self.share: Share | None = None
         self.notes: dict[str, str] = {}
         self.problems: list[str] = []
         self.written: object = None
-        self._derive = derive
+        self.recorded = 0
+        self.captured = 0
         self.indexer_calls: list[IndexerCall] = []
+        self._derive = derive
+        self._budget = budget
+        self._spent = ""
         self._kept: list[Kept] = []
         self._kept_indexers: list[KeptIndexer] = []
         self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}
-        self._ledger: list[StepRecord] = []
+        self._ledger = Ledger()
         self._open: OpenStep | None = None
         self._mode = Mode.PREFILL
 
     @property
-    def current(self) -> int:
-        """The number of the step that runs or comes next."""
-        return len(self._ledger)
+    def names(self) -> dict[int, str]:
+        """The name of each layer's module, such as `model.layers.3.self_attn`, as far as they are known."""
+        return self._choice.names
 
     @property
-    def recorded(self) -> int:
-        """Calls that were kept so far."""
-        return len(self._kept)
+    def current(self) -> int:
+        """The number of the step that runs or comes next."""
+        return self._ledger.steps
 
     def begin(
         self, tokens: Mapping[Handle, Array], *, expected: int | None = None, mode: Mode | None = None
@@ -88,37 +110,85 @@ class Session:
         modes = [self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)]
         self._mode = mode or (Mode.DECODE if modes and set(modes) == {Mode.DECODE} else Mode.PREFILL)
         self._open = OpenStep(self.current, expected)
+        self._choice.begin(self.current, tokens, self._mode)
+        self._choice.shut |= bool(self._spent)
 
     def wants(self, layer: int) -> bool:
-        """Whether the filters keep a call of this layer in the step that runs."""
-        return self.filters.keeps(layer, self.current)
+        """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
+
+        Decided before any tensor is touched. Where only some rows of a launch are wanted it is True.
+        """
+        return self._choice.wants(layer)
 
     def skip(self) -> None:
-        """Count a launch that a filter left out."""
-        step = self._running()
+        """Count a launch that `wants` did not want."""
+        step = self._open or self._running()
         step.fired += 1
-        step.filtered += 1
+        if self._spent:
+            step.cut(self._spent)
+        else:
+            step.filtered += 1
+
+    def other(self, tag: Tag, *, expected: int = 0, fired: int = 0) -> None:
+        """Count a run of the engine that is no step, over tokens that nobody sent.
+
+        Args:
+            tag: what it was.
+            expected: hooks that such a run could have fired.
+            fired: hooks that fired.
+        """
+        self._ledger.other(tag, expected, fired)
 
     def observe(self, seen: Observation) -> None:
-        """Keep a launch, or count it as filtered.
+        """Keep a launch that is described already, or count it as filtered; see `capture`.
+
+        Raises:
+            TracekitError: the launch breaks a rule; give the error to `fail`.
+        """
+        if not self.wants(seen.layer):
+            self.skip()
+            return
+        self.requests.tokens_of(seen)
+        described = replace(seen, kv={})
+        self.capture(Launch(seen.layer, seen.kv, seen.size, lambda: described))
+
+    def capture(self, launch: Launch) -> None:
+        """Keep a launch that `wants` wanted. Its KV rows are compared and logged now; the rest waits.
 
         A launch over KV that changed without a new generation is cut here: nobody knows which tokens its
-        rows are made of.
+        rows are made of. The launch that would pass the budget ends the recording, and so do all after it.
 
         Raises:
             TracekitError: the launch breaks a rule; give the error to `fail`.
         """
         step = self._running()
-        if not self.wants(seen.layer):
-            self.skip()
+        kept, size = launch, launch.size
+        if self._choice.of_rows:
+            some = self._choice.take(launch)
+            if some is None:
+                self.skip()
+                return
+            kept, left_out = some
+            step.left_out += left_out
+        step.wanted += size
+        if self._budget is not None and self.captured + kept.size > self._budget:
+            self._spend(step)
+            step.fired += 1
             return
-        token_ids = self._token_ids(seen)
+        held = self.captured
         try:
-            kv = {handle: self._kv(seen, handle, families) for handle, families in seen.kv.items()}
+            kv = {
+                handle: self._kv(kept.layer, handle, families, kept.describe)
+                for handle, families in kept.kv.items()
+            }
         except Unsupported as changed:
-            self.fail(changed, f"layer {seen.layer}")
+            self.fail(changed, f"layer {launch.layer}")
             return
-        self._kept.append(Kept(self.current, self._mode, replace(seen, kv={}), token_ids, kv))
+        self.captured += kept.size
+        step.wanted += self.captured - held - kept.size
+        step.written += self.captured - held
+        self._kept.append(Kept(self.current, launch.layer, self._mode, kept.describe, kv, kept.size))
+        self.recorded += 1
         step.fired += 1
         step.recorded += 1
 
@@ -131,56 +201,73 @@ class Session:
         self._running()
         if not self.wants(seen.layer):
             return
-        token_ids = self._token_ids(seen)
+        token_ids = self.requests.tokens_of(seen)
         keys = {
-            handle: self._kv(seen, handle, {KVFamily.INDEX: rows})[KVFamily.INDEX]
+            handle: self._kv(seen.layer, handle, {KVFamily.INDEX: rows}, lambda: seen)[KVFamily.INDEX]
             for handle, rows in seen.keys.items()
         }
         self._kept_indexers.append(KeptIndexer(self.current, replace(seen, keys={}), token_ids, keys))
 
-    def _token_ids(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.int64]:
-        token_ids = np.full(seen.positions.shape, -1, np.int64)
-        for index, handle in enumerate(seen.requests):
-            mine = seen.request == index
-            token_ids[mine] = self.requests.tokens(handle, seen.positions[mine])
-        return token_ids
+    def _spend(self, step: OpenStep) -> None:
+        """End the recording: the budget would be passed. The engine goes on."""
+        assert self._budget is not None
+        self._spent = f"cut: budget of {self._budget:,} bytes"
+        self._choice.shut = True
+        step.cut(self._spent)
+        self.problems.append(
+            f"step {step.step}: the budget of {self._budget:,} bytes is used up; nothing was recorded from "
+            "there on. Raise it, or record fewer layers or steps."
+        )
 
     def _kv(
-        self, seen: Observation | IndexerObservation, handle: Handle, families: Mapping[KVFamily, SeenKV]
+        self, layer: int, handle: Handle, families: Mapping[KVFamily, SeenKV], describe: Describe
     ) -> dict[KVFamily, Extent]:
-        """Log the KV rows of one request of a launch.
+        """Log the KV rows of one request of a launch, which `describe` describes where they changed.
 
         Raises:
             Unsupported: `R-KV-CHANGED` when they changed in one generation, now or in an earlier step.
         """
         request = self.requests[handle]
-        name = f"request {request.alias or handle}"
         generation = max(rows.generation for rows in families.values())
-        if request.lost is not None and generation <= request.lost.generation:
-            raise Unsupported(
-                f"{name} is not followed any more, as its KV changed at step {request.lost.step}.",
-                rule="R-KV-CHANGED",
-                request=handle,
-                step=request.lost.step,
-            )
-        request.lost = None
+        if request.lost is not None:
+            if generation <= request.lost.generation:
+                raise Unsupported(
+                    f"request {request.alias or handle} is not followed any more, as its KV changed at step "
+                    f"{request.lost.step}.",
+                    rule="R-KV-CHANGED",
+                    request=handle,
+                    step=request.lost.step,
+                )
+            request.lost = None
         extents = {}
         for family, rows in families.items():
-            log = self._logs.setdefault((handle, seen.layer, family), KVLog())
+            key = handle, layer, family
+            log = self._logs.get(key)
+            if log is None:
+                log = self._logs[key] = KVLog()
+            held = log.stored
             try:
                 extents[family] = log.observe(rows)
             except RowChanged as changed:
-                mine = seen.positions[seen.request == seen.requests.index(handle)]
-                request.lost = Lost(self.current, generation, int(mine.min(initial=len(request.tokens))))
-                raise Unsupported(
-                    f"KV row {changed.row} of {name} changed since it was last read: its cache was reordered "
-                    "(beam search) or written over, and is not made of its tokens any more; the call is not "
-                    "kept. Record one sequence a place (num_beams=1), or report a new generation.",
-                    rule="R-KV-CHANGED",
-                    request=handle,
-                    row=changed.row,
-                ) from None
+                raise self._lost(describe(), handle, generation, changed.row) from None
+            self.captured += log.stored - held
         return extents
+
+    def _lost(
+        self, seen: Observation | IndexerObservation, handle: Handle, generation: int, row: int
+    ) -> Unsupported:
+        """Follow a request no more, from its first row in this launch on."""
+        request = self.requests[handle]
+        mine = seen.positions[seen.request == seen.requests.index(handle)]
+        request.lost = Lost(self.current, generation, int(mine.min(initial=len(request.tokens))))
+        return Unsupported(
+            f"KV row {row} of request {request.alias or handle} changed since it was last read: its cache "
+            "was reordered (beam search) or written over, and is not made of its tokens any more; the call "
+            "is not kept. Record one sequence a place (num_beams=1), or report a new generation.",
+            rule="R-KV-CHANGED",
+            request=handle,
+            row=row,
+        )
 
     def fail(self, error: Exception, where: str, *, fired: bool = True) -> None:
         """Note that a hook failed; the engine goes on.
@@ -191,10 +278,9 @@ class Session:
             fired: whether the hook of a launch failed (else the step as a whole).
         """
         text = f"{where}: {error}" if isinstance(error, TracekitError) else f"{where}: {error!r}"
-        if self._open is None:
-            self._open = OpenStep(self.current, None)
-        self._open.fired += fired
-        if self._open.cut(text):
+        step = self._running()
+        step.fired += fired
+        if step.cut(text):
             self.problems.append(f"step {self.current}, {text}")
 
     def end(self, cut: str = "") -> None:
@@ -204,10 +290,9 @@ class Session:
         if cut:
             self._open.cut(cut)
         told = len(self._open.reasons) - bool(cut)
-        line = self._open.close()
+        line = self._ledger.close(self._open)
         if len(self._open.reasons) > told:
             self.problems.append(f"step {line.step}: {self._open.reasons[-1]}")
-        self._ledger.append(line)
         self._open = None
 
     def interrupt(self, reason: str) -> None:
@@ -215,12 +300,16 @@ class Session:
         self.notes["recording"] = reason
         if self._open is not None:
             self.end(reason)
-        elif self._ledger:
-            last = self._ledger[-1]
-            self._ledger[-1] = replace(last, cut="; ".join(filter(None, [last.cut, reason])))
+        elif self._ledger.steps:
+            self._ledger.cut(self._ledger.steps - 1, reason)
 
-    def finish(self) -> tuple[Recording, list[AttentionCall]]:
+    def finish(
+        self, progress: Callable[[int, int, str], None] | None = None
+    ) -> tuple[Recording, list[AttentionCall]]:
         """Return the nouns. Requests get their keys, calls their rows of the KV log, and a derived LSE.
+
+        Args:
+            progress: called with (done, total, text) after each call.
 
         Raises:
             Unsupported: `R-BYPASS` when steps ran and no hook fired in any of them; `R-NOTHING` when calls
@@ -229,28 +318,48 @@ class Session:
         """
         self.end()
         requests = self.requests.resolve()
-        calls = []
-        for kept in self._kept:
+        calls: list[AttentionCall] = []
+        late: list[LateGradients] = []
+        total = len(self._kept)
+        for number, kept in enumerate(self._kept):
             try:
-                calls.append(self._call(kept))
+                seen = kept.describe()
+                if seen.gradients is not None:
+                    late.append(seen.gradients)
+                calls.append(attention_call(kept, seen, self.requests, self.rank, self._derive))
             except TracekitError as error:
-                self._lose(kept.step, kept.seen.layer, error, recorded=1)
+                self._lose(kept.step, kept.layer, error, recorded=1, written=kept.size)
+            if progress is not None:
+                progress(number + 1, total, "calls described")
+        self._kept = []
         for one in self._kept_indexers:
             try:
-                self.indexer_calls.append(self._indexer_call(one))
+                self.indexer_calls.append(indexer_call(one, self.requests))
             except TracekitError as error:
-                self._lose(one.step, one.seen.layer, error, recorded=0)
-        if self._ledger and not calls:
+                self._lose(one.step, one.seen.layer, error)
+        if self._ledger.steps and not calls:
             self._explain_nothing()
-        recording = Recording(self.identity, requests, tuple(self._ledger), dict(self.notes))
-        return recording, calls
+        self._tell_gradients(late)
+        lines = tuple(self._ledger.lines)
+        return Recording(self.identity, requests, lines, dict(self.notes), self.share), calls
+
+    def _tell_gradients(self, expected: list[LateGradients]) -> None:
+        """Say which launches were to have gradients and lack some. Their forward is as good as any."""
+        missing = [
+            late.lost or ("" if late.d_out is not None else "their backward never ran") for late in expected
+        ]
+        lost = Counter(filter(None, missing))
+        if lost:
+            told = [f"{count} of {len(expected)} calls, {why}" for why, count in lost.items()]
+            self.notes["gradients"] = f"missing of {'; '.join(told)}"
+            self.problems.append(f"gradients are {self.notes['gradients']}")
 
     def _explain_nothing(self) -> None:
         """Steps ran and no call was kept: say which of the three reasons it is."""
         model = self.identity.architecture or "the model"
-        steps = len(self._ledger)
+        steps = self._ledger.steps
         fired, filtered = (
-            sum(getattr(line, name) for line in self._ledger) for name in ("fired", "filtered")
+            sum(getattr(line, name) for line in self._ledger.normal()) for name in ("fired", "filtered")
         )
         if fired and fired == filtered:
             raise NothingSelected(
@@ -274,60 +383,12 @@ class Session:
             problems=self.problems,
         )
 
-    def _call(self, kept: Kept) -> AttentionCall:
-        seen = kept.seen
-        rows = self._rows(seen, kept.token_ids)
-        kv = {
-            self.requests.key(handle): {family: extent.rows() for family, extent in families.items()}
-            for handle, families in kept.kv.items()
-        }
-        call = AttentionCall(
-            layer=seen.layer,
-            step=kept.step,
-            mode=kept.mode,
-            rows=rows,
-            q=seen.q,
-            kv=kv,
-            sink=seen.sink,
-            selection=seen.selection,
-            conventions=seen.conventions,
-            provenance=seen.provenance,
-            out=seen.out,
-            lse=seen.lse,
-            launch=seen.launch,
-        )
-        if call.lse is None and self._derive is not None:
-            call = replace(call, lse=Output(self._derive(call), Origin.DERIVED))
-        return call
-
-    def _indexer_call(self, kept: KeptIndexer) -> IndexerCall:
-        seen = kept.seen
-        keys = {self.requests.key(handle): extent.rows().keys for handle, extent in kept.keys.items()}
-        return IndexerCall(
-            layer=seen.layer,
-            step=kept.step,
-            rows=self._rows(seen, kept.token_ids),
-            query=seen.query,
-            weights=seen.weights,
-            keys={key: bits.part((slice(None), 0)) for key, bits in keys.items()},
-            top_k=seen.top_k,
-            provenance=seen.provenance,
-            k=seen.k,
-            family=seen.family,
-            scale_bits=seen.scale_bits,
-            scores=seen.scores,
-        )
-
-    def _rows(self, seen: Observation | IndexerObservation, token_ids: npt.NDArray[np.int64]) -> Rows:
-        requests = tuple(self.requests.key(handle) for handle in seen.requests)
-        return Rows(requests, seen.request, seen.positions, token_ids)
-
-    def _lose(self, step: int, layer: int, error: TracekitError, *, recorded: int) -> None:
+    def _lose(
+        self, step: int, layer: int, error: TracekitError, *, recorded: int = 0, written: int = 0
+    ) -> None:
         """A call that was seen but is not legal: take it off its ledger line, with the reason."""
-        line = self._ledger[step]
         text = f"layer {layer}: {error}"
-        cut = "; ".join(filter(None, [line.cut, text]))
-        self._ledger[step] = replace(line, recorded=line.recorded - recorded, cut=cut)
+        self._ledger.cut(step, text, recorded=recorded, written=written)
         self.problems.append(f"step {step}, {text}")
 
     def _running(self) -> OpenStep:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from tracekit.errors import NothingSelected, UsageError
-from tracekit.model import AttentionCall, Recording, RequestKey, StepRecord
+from tracekit.model import AttentionCall, Recording, RequestKey, StepRecord, Tag
 
 
 class Head(Protocol):
@@ -135,7 +135,7 @@ def incomplete(trace: TraceLike, selected: Sequence[int]) -> str:
     chosen = set(selected)
     held = Counter(head.step for head in trace.heads)
     steps = {head.step for head in trace.heads if head.index in chosen}
-    lines = {line.step: line for line in trace.recording.ledger}
+    lines = {line.step: line for line in trace.recording.ledger if line.tag is Tag.NORMAL}
     if len(selected) == len(trace.heads):
         steps |= set(lines)
     cut = {step: why for step in sorted(steps) if (why := _cut(lines.get(step), held[step]))}

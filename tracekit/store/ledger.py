@@ -3,20 +3,22 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tracekit.model import StepRecord
+from tracekit.model import StepRecord, Tag
 
 
 def disagreement(ledger: Sequence[StepRecord], steps: Iterable[int]) -> tuple[str, int] | None:
     """Return what is wrong, in words, and the step; None where nothing is.
 
     Args:
-        ledger: one line a step; none at all where no ledger was kept.
+        ledger: one line a normal step, besides those of other runs; none at all where no ledger was kept.
         steps: the step of each call.
     """
     if not ledger:
         return None
     calls, seen = Counter(steps), set()
     for line in ledger:
+        if line.tag is not Tag.NORMAL:
+            continue
         if line.step in seen:
             return f"the ledger has two lines of step {line.step}", line.step
         seen.add(line.step)

@@ -1,6 +1,6 @@
 """Nouns that are stored as texts: conventions, provenance, identity, ledger."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tracekit.errors import InvalidCall
@@ -14,7 +14,9 @@ from tracekit.model import (
     LseBase,
     Provenance,
     Recording,
+    Share,
     StepRecord,
+    Tag,
 )
 from tracekit.store.canonical import parse_object, parse_strings
 from tracekit.store.rules import corrupt
@@ -55,6 +57,10 @@ _IDENTITY = {
     "model_version": (int,),
 }
 _RECORDING = {"aliases": (list,), "identity": (dict,), "ledger": (list,), "notes": (dict,)}
+_SHARE = dict.fromkeys(Share.__dataclass_fields__, (int,))
+_LINE = (int, int, int, int, int, str, str, int, int, int)
+"""A line of the ledger. Files of the first days of 0.1 stop after the reason: normal, no bytes known."""
+_SHORT_LINE = _LINE[:6]
 
 
 def conventions_to_json(conventions: Conventions) -> dict[str, Any]:
@@ -114,36 +120,71 @@ def parse_provenance(value: Any) -> Provenance:
 
 def recording_to_json(recording: Recording) -> dict[str, Any]:
     """Return the recording without the token ids, which are arrays."""
-    return {
+    told = {
         "aliases": [request.alias for request in recording.requests],
         "identity": asdict(recording.identity),
         "ledger": [
-            [step.step, step.expected, step.fired, step.recorded, step.filtered, step.cut]
-            for step in recording.ledger
+            [getattr(line, name) for name in StepRecord.__dataclass_fields__] for line in recording.ledger
         ],
         "notes": dict(recording.notes),
     }
+    return told if recording.share is None else {**told, "share": asdict(recording.share)}
 
 
-def parse_recording(
-    value: Any,
-) -> tuple[list[str], Identity, tuple[StepRecord, ...], dict[str, str]]:
-    """Parse what `recording_to_json` returns: aliases, identity, ledger, notes.
+@dataclass(frozen=True)
+class RecordingText:
+    """What the text of a recording says; its requests are in tables.
+
+    Args:
+        aliases: one a listed request.
+        identity: which model.
+        ledger: one record a step.
+        notes: free text by name.
+        share: which part of a job.
+    """
+
+    aliases: list[str]
+    identity: Identity
+    ledger: tuple[StepRecord, ...]
+    notes: dict[str, str]
+    share: Share | None
+
+
+def parse_recording(value: Any) -> RecordingText:
+    """Parse what `recording_to_json` returns.
 
     Raises:
-        TraceCorrupt: E-15, or E-21 when the noun of a ledger line refuses.
+        TraceCorrupt: E-15, or E-21 when the noun of a ledger line or a share refuses.
     """
-    fields = parse_object(value, _RECORDING, "recording")
+    shared = isinstance(value, dict) and "share" in value
+    fields = parse_object(value, {**_RECORDING, "share": (dict,)} if shared else _RECORDING, "recording")
     identity = Identity(**parse_object(fields["identity"], _IDENTITY, "identity"))
     notes = parse_strings(fields["notes"], "notes")
     if any(type(alias) is not str for alias in fields["aliases"]):
         raise corrupt("E-15", "recording: an alias is text.", where="recording")
-    ledger = []
-    for line in fields["ledger"]:
-        if type(line) is not list or [type(item) for item in line] != [int, int, int, int, int, str]:
-            raise corrupt("E-15", "ledger: a line is five integers and a text.", where="ledger")
-        try:
-            ledger.append(StepRecord(*line))
-        except InvalidCall as error:
-            raise corrupt("E-21", f"recording: {error}", noun_rule=error.rule) from None
-    return fields["aliases"], identity, tuple(ledger), notes
+    share = parse_object(fields["share"], _SHARE, "share") if shared else None
+    try:
+        return RecordingText(
+            fields["aliases"],
+            identity,
+            tuple(_parse_line(line) for line in fields["ledger"]),
+            notes,
+            None if share is None else Share(**share),
+        )
+    except InvalidCall as error:
+        raise corrupt("E-21", f"recording: {error}", noun_rule=error.rule) from None
+
+
+def _parse_line(line: Any) -> StepRecord:
+    if type(line) is not list or tuple(type(item) for item in line) not in (_LINE, _SHORT_LINE):
+        raise corrupt(
+            "E-15",
+            "ledger: a line is five integers, a text, and then a tag and three integers.",
+            where="ledger",
+        )
+    tag = line[6] if len(line) > 6 else Tag.NORMAL
+    if tag not in [known.value for known in Tag]:
+        raise corrupt("E-15", f"ledger: {tag!r} is no tag of a line.", where="ledger")
+    numbers = dict(zip(("wanted", "written", "left_out"), line[7:], strict=False))
+    step, expected, fired, recorded, filtered, cut = line[:6]
+    return StepRecord(step, expected, fired, recorded, filtered, cut, Tag(tag), **numbers)

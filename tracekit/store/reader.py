@@ -38,7 +38,7 @@ class Trace:
         self.head = read_head(descriptor)
         check_tables(self.head)
         self._texts = Texts(self.head)
-        wrong = disagreement(self._texts.ledger, self.head.tables["calls"]["step"].tolist())
+        wrong = disagreement(self._texts.recording.ledger, self.head.tables["calls"]["step"].tolist())
         if wrong is not None:
             raise corrupt("E-29", f"Of a capture, {wrong[0]}.", step=wrong[1])
         self.payload = Payload(descriptor, self.head, threads)
@@ -110,11 +110,12 @@ class Trace:
         Raises:
             TraceCorrupt: E-19, E-20, E-21.
         """
+        text = self._texts.recording
         requests = tuple(
             self._decoder.request(row, alias)
-            for row, alias in zip(self._texts.listed, self._texts.aliases, strict=True)
+            for row, alias in zip(self._texts.listed, text.aliases, strict=True)
         )
-        return Recording(self._texts.identity, requests, self._texts.ledger, dict(self._texts.notes))
+        return Recording(text.identity, requests, text.ledger, dict(text.notes), text.share)
 
     @cached_property
     def heads(self) -> tuple[CallHead, ...]:

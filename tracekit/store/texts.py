@@ -1,7 +1,7 @@
 """The texts and names of a head, parsed: everything that `inspect` shows without touching the payload."""
 
 from tracekit.errors import InvalidCall
-from tracekit.model import Conventions, Identity, Provenance, RequestKey, StepRecord
+from tracekit.model import Conventions, Provenance, RequestKey
 from tracekit.store.canonical import parse_canonical
 from tracekit.store.head import Head
 from tracekit.store.nouns import parse_conventions, parse_provenance, parse_recording
@@ -18,10 +18,6 @@ class Texts:
 
     keys: tuple[RequestKey, ...]
     """The key of each row of `/index/requests`."""
-    aliases: list[str]
-    identity: Identity
-    ledger: tuple[StepRecord, ...]
-    notes: dict[str, str]
 
     def __init__(self, head: Head) -> None:
         self._tables = tables = head.tables
@@ -34,10 +30,11 @@ class Texts:
         except InvalidCall as error:
             raise corrupt("E-21", f"In the requests: {error}", noun_rule=error.rule) from None
         recording = parse_canonical(self.raw(0), "recording")
-        self.aliases, self.identity, self.ledger, self.notes = parse_recording(recording)
+        self.recording = parse_recording(recording)
         self.listed = [row for row, listed in enumerate(requests["listed"].tolist()) if listed]
-        if len(self.listed) != len(self.aliases):
-            raise corrupt("E-28", f"{len(self.listed)} listed requests have {len(self.aliases)} aliases.")
+        aliases = len(self.recording.aliases)
+        if len(self.listed) != aliases:
+            raise corrupt("E-28", f"{len(self.listed)} listed requests have {aliases} aliases.")
         calls = tables["calls"]
         self._conventions = {
             number: parse_conventions(parse_canonical(self.raw(number), "conventions"))

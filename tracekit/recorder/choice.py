@@ -1,0 +1,84 @@
+"""What of a running step is wanted, decided before any tensor is touched."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tracekit.model import Array, Mode
+from tracekit.recorder.filters import Filters
+from tracekit.recorder.observation import Handle, Launch
+from tracekit.recorder.requests import RequestTable
+
+
+class Choice:
+    """The filters of a user, held against the step that runs.
+
+    `shut` says that nothing more of the step is wanted; `names` are the names of the layers' modules.
+
+    Args:
+        filters: what to keep.
+        requests: whose names they may ask for.
+    """
+
+    def __init__(self, filters: Filters, requests: RequestTable) -> None:
+        self.filters = filters
+        self.names: dict[int, str] = {}
+        self.shut = False
+        self._requests = requests
+        self._members: tuple[Handle, ...] = ()
+        self._always: dict[int, bool] = {}
+        self.of_rows = filters.rows is not None or filters.by_request
+
+    def begin(self, step: int, tokens: Mapping[Handle, Array], mode: Mode) -> None:
+        """Look at a step whose tokens were added to their requests."""
+        self._members = tuple(tokens)
+        self.shut = not self.filters.keeps_step(step) or self._no_rows(tokens, mode)
+
+    def wants(self, layer: int) -> bool:
+        """Whether any row of a launch of this layer may be wanted."""
+        if self.shut:
+            return False
+        always = self._always.get(layer)
+        return self._decide(layer) if always is None else always
+
+    def take(self, launch: Launch) -> tuple[Launch, int] | None:
+        """Return the wanted rows of a launch and how many were left out; None where no row is wanted."""
+        seen = launch.describe()
+        mask = np.array([self._keeps(launch.layer, handle) for handle in seen.requests], np.bool_)[
+            seen.request
+        ]
+        mask &= self.filters.keeps_positions(seen.positions)
+        if not mask.any():
+            return None
+        if mask.all():
+            return replace(launch, describe=lambda: seen), 0
+        some = seen.take(np.flatnonzero(mask))
+        kv = {handle: launch.kv[handle] for handle in some.requests}
+        return Launch(launch.layer, kv, some.size, lambda: some), int((~mask).sum())
+
+    def _decide(self, layer: int) -> bool:
+        """What `wants` says of a layer, kept where it will always be so."""
+        if not self.filters.by_request:
+            self._always[layer] = self.filters.keeps(layer, self._name(layer), "")
+            return self._always[layer]
+        if not self._members:
+            return self.filters.keeps(layer, self._name(layer), "")
+        return any(self._keeps(layer, handle) for handle in self._members)
+
+    def _keeps(self, layer: int, handle: Handle) -> bool:
+        return self.filters.keeps(layer, self._name(layer), self._requests[handle].alias)
+
+    def _name(self, layer: int) -> str:
+        return self.names.get(layer, f"layers.{layer}")
+
+    def _no_rows(self, tokens: Mapping[Handle, Array], mode: Mode) -> bool:
+        """Whether a step about new tokens has none at a position that is wanted.
+
+        A request without new tokens computes old ones again, at positions that only its launches tell.
+        """
+        if self.filters.rows is None or mode is Mode.RECOMPUTE or not all(map(len, tokens.values())):
+            return False
+        ends = [len(self._requests[handle].tokens) for handle in tokens]
+        spans = [range(end - len(new), end) for end, new in zip(ends, tokens.values(), strict=True)]
+        return self.filters.rows.isdisjoint(position for span in spans for position in span)
