@@ -64,7 +64,7 @@ def test_owners_that_see_only_their_own_rows_give_the_unsplit_launch(name: str, 
     turns = [set(leaves[i::count]) for i in range(count) if leaves[i::count]]
     for owners in (contiguous, turns):
         parts = partials_of_owners(inputs, owners, form)
-        shuffled = {run: parts[run] for run in reversed(sorted(parts))}
+        shuffled = {run: parts[run] for run in sorted(parts, reverse=True)}
         assert difference(tka1.merge(shuffled, inputs.sink), tka1.attention(inputs, form=form)) == ""
 
 

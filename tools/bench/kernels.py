@@ -1,8 +1,9 @@
 """TKA-1 on the CPU against torch SDPA, the better of bf16 and binary32, two threads each.
 
-The ratio to each of the two stands beside the gated one, and that to a binary32 matmul of as many operations. TKA-1
-is binary32 by definition; on a processor with matrix units for bf16 (AMX) torch's bf16 does several times the work
-per cycle. Where the better peer divided by the matmul is below the gate, no binary32 kernel of this machine reaches it.
+The ratio to each of the two stands beside the gated one, and that to a binary32 matmul of as many
+operations. TKA-1 is binary32 by definition; on a processor with matrix units for bf16 (AMX) torch's bf16 does
+several times the work per cycle. Where the better peer divided by the matmul is below the gate, no binary32
+kernel of this machine reaches it.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def rows(rounds: int) -> list[Row]:
 def against_torch(
     name: str, ours: Callable[[], object], peers: Peers, operations: int, gate: float, rounds: int
 ) -> Row:
-    """Compare with the better of the peers; `peers` of the row also holds the matmul, scaled to `operations`."""
+    """Compare with the better peer; `peers` of the row also holds the matmul, scaled to `operations`."""
     size = 1536
     a, b = torch.rand(size, size), torch.rand(size, size)
     medians = interleaved({"": ours, **peers, MATMUL: lambda: a @ b}, rounds)

@@ -12,7 +12,7 @@ SETTLE = 0.005
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; times are medians in seconds. `peers` holds those of all peers, the best one included."""
+    """One comparison; times are medians in seconds, `peers` those of all peers, the best one included."""
 
     name: str
     ours: float

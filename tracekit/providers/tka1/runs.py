@@ -3,6 +3,7 @@
 An owner computes the nodes of its own leaves, from its own rows alone; whoever merges them needs no KV.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -33,8 +34,8 @@ class Run:
         inside = inside and 0 <= self.first < self.first + (1 << self.level) <= 1 << FAMILY_SHIFT
         if not inside or self.first % (1 << self.level):
             raise InvalidCall(
-                f"{self} is no node of the tree: a run holds 2^level leaves and starts at a multiple of that, in "
-                "family 0 or 1. Rule: docs/tka1.md, S14.",
+                f"{self} is no node of the tree: a run holds 2^level leaves and starts at a multiple of it, "
+                "in family 0 or 1. Rule: docs/tka1.md, S14.",
                 rule="S14-ALIGNED",
             )
 
@@ -81,7 +82,7 @@ def merge(parts: Mapping[Run, Partials], sink: U32 | None = None) -> Outputs:
         Unsupported: `S1-FLUSH`, as the numpy form.
     """
     runs = sorted(parts, key=lambda run: run.key)
-    for a, b in zip(runs, runs[1:], strict=False):
+    for a, b in itertools.pairwise(runs):
         if a.key + (1 << a.level) > b.key:
             raise InvalidCall(
                 f"{a} and {b} share leaves; a key would count twice. Rule: docs/tka1.md, S14.",
