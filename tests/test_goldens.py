@@ -27,6 +27,7 @@ def test_there_are_goldens():
         "qwen3-batch",
         "gpt-oss",
         "deepseek-v4",
+        "deepseek-v4-indexer",
         "gpt-train",
     }
 
@@ -44,7 +45,7 @@ def test_tka1_keeps_its_promises(path, golden):
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in TRACES if ".tka1." not in p.name and ".megatron." not in p.name],
+    [p for p in TRACES if not any(kind in p.name for kind in (".tka1.", ".megatron.", ".vllm-cpu."))],
     ids=lambda path: path.stem,
 )
 def test_an_engine_golden_speaks_for_itself(path):
@@ -65,14 +66,22 @@ def test_an_engine_golden_speaks_for_itself(path):
         assert again.control == "twin-recorded refuted"
 
 
-def test_a_golden_of_an_engine_that_is_not_here_says_so():
-    """`make test-engines` runs it again where Megatron-core is installed."""
-    path = next(path for path in TRACES if ".megatron." in path.name)
+@pytest.mark.parametrize(
+    ("name", "provider", "reason"),
+    [
+        ("gpt-train.megatron", "megatron", "Megatron-core is not installed"),
+        ("deepseek-v4.vllm-cpu", "vllm-dsv4-cpu", "vLLM's CPU operators are not installed"),
+        ("deepseek-v4-indexer.vllm-cpu", "vllm-dsv4-cpu", "vLLM's CPU operators are not installed"),
+    ],
+)
+def test_a_golden_of_an_engine_that_is_not_here_says_so(name, provider, reason):
+    """`make test-engines` runs it again where the engine is installed."""
+    path = next(path for path in TRACES if path.stem == name)
     report = tracekit.replay(path, claims=["control", "recorded"])
     assert report.find("control", "trace").status is tracekit.Status.BOUNDED
-    again = report.find("recorded", "megatron")
+    again = report.find("recorded", provider)
     assert again.status is tracekit.Status.NOT_RUN
-    assert "Megatron-core is not installed" in again.reason
+    assert reason in again.reason
 
 
 def test_the_golden_of_a_training_run_has_every_gradient():
