@@ -7,7 +7,7 @@ KERNELS := $(wildcard kernels/*) CMakeLists.txt
 SOURCES := $(shell find tracekit -name '*.py')
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: test demo test-engines lint bench goldens install clean
+.PHONY: test demo test-engines lint bench goldens goldens-vllm install clean
 .DEFAULT_GOAL := test
 
 install: .venv/.installed
@@ -59,6 +59,10 @@ bench: .venv/.installed
 
 goldens: .venv/.installed
 	$(BIN)/python -m tools.make_goldens
+
+goldens-vllm:
+	PYTHON=$(PYTHON) tools/engines_venv
+	.venv-engines/bin/python -m tools.vllm_goldens
 
 clean:
 	rm -rf .venv .venv-core .venv-engines build demo
