@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.engines.patch import Entry, enter_all
+from tracekit.engines.patch import Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_identity import engine_identity
@@ -28,10 +28,6 @@ from tracekit.engines.vllm_points import (
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.recorder.session import Session
-
-
-class UntestedVersion(UserWarning):
-    """The engine is not one of the versions that the recorder was made for."""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ BUILTIN: Mapping[str, str] = {
     "tka1-numpy": "tracekit.providers.portable:Tka1Numpy",
     "oracle": "tracekit.providers.oracle:Oracle",
     "torch-flash-cpu": "tracekit.providers.torch_flash_cpu:TorchFlashCpu",
+    "megatron": "tracekit.providers.megatron:Megatron",
     "transformers": "tracekit.providers.transformers:Transformers",
     "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
     "vllm-cpu-nosplit": "tracekit.providers.vllm_cpu:VllmCpuNoSplit",
@@ -25,6 +26,7 @@ GROUP = "tracekit.providers"
 
 KERNELS: Mapping[str, str] = {
     "tka1": "tka1",
+    "megatron.dot_product": "megatron",
     "torch.flash_cpu": "torch-flash-cpu",
     "transformers.eager": "transformers",
     "transformers.sdpa": "transformers",
