@@ -13,7 +13,8 @@ import torch
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from tests.engines_vllm.tiny_engine import dense
-from tracekit.engines import transformers_backend
+from tracekit.engines import megatron_backend, transformers_backend
+from tracekit.engines.megatron_mask import slots_of_mask
 from tracekit.model import Bits, DType
 from tracekit.providers.base import Launch
 from tracekit.providers.torch_tensors import from_torch, to_torch
@@ -121,7 +122,62 @@ def _transformers(layer, new):
     ]
 
 
-LEGS = {"transformers, prefill": transformers_prefill, "transformers, decode": transformers_decode}
+def megatron_padded(layer):
+    """`[sq, b, np, hn]`: shorter sequences are padded on the right, and a mask hides what is padding."""
+    longest = max(len(s.q) for s in layer.sequences)
+    document = np.full((len(layer.sequences), longest), -1)
+    for place, sequence in zip(document, layer.sequences, strict=True):
+        place[: len(sequence.q)] = 0
+    return _megatron(layer, document, [(b, 0) for b in range(len(layer.sequences))])
+
+
+def megatron_documents(layer):
+    """All sequences are documents of one place of the batch, one after the other."""
+    lengths = [len(s.q) for s in layer.sequences]
+    document = np.repeat(np.arange(len(lengths)), lengths)[None]
+    return _megatron(layer, document, [(0, start) for start in np.cumsum([0, *lengths[:-1]])])
+
+
+def _megatron(layer, document, starts):
+    """Run documents `[b, sq]`, -1 for padding; sequence i stands at `starts[i]`, place and slot."""
+    batch, length = document.shape
+    at = np.arange(length)
+    reads = at[:, None] >= at
+    if layer.window:
+        reads &= at[:, None] - at < layer.window
+    reads = reads & (document[:, :, None] == document[:, None]) & (document >= 0)[:, None]
+    mask = torch.from_numpy(~reads[:, None])
+    where = [
+        (slice(start, start + len(s.q)), place)
+        for s, (place, start) in zip(layer.sequences, starts, strict=True)
+    ]
+    sides = []
+    for name in ("q", "k", "v"):
+        rows = [getattr(sequence, name) for sequence in layer.sequences]
+        side = np.full((length, batch, *rows[0].shape[1:]), 0x3F9D, np.uint16)
+        for slot, array in zip(where, rows, strict=True):
+            side[slot] = array
+        sides.append(tensor(side))
+    out, lse = megatron_backend.attend(
+        *sides,
+        slots_of_mask(mask, None, batch, length),
+        mask=mask,
+        window=None,
+        scale=layer.scale,
+        sink=None if layer.sink is None else to_torch(layer.sink),
+    )
+    return [
+        (from_torch(out[slot].contiguous(), "out")[0], from_torch(lse[slot].contiguous(), "lse")[0])
+        for slot in where
+    ]
+
+
+LEGS = {
+    "transformers, prefill": transformers_prefill,
+    "transformers, decode": transformers_decode,
+    "Megatron, padded": megatron_padded,
+    "Megatron, documents": megatron_documents,
+}
 
 
 def differing(layer, answers):
