@@ -63,7 +63,7 @@ goldens: .venv/.installed
 
 goldens-vllm:
 	PYTHON=$(PYTHON) tools/engines_venv
-	.venv-engines/bin/python -m tools.vllm_goldens
+	.venv-engines/bin/python -m tools.goldens_vllm_paged
 
 clean:
 	rm -rf .venv .venv-core .venv-engines build demo
