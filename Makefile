@@ -7,7 +7,7 @@ KERNELS := $(wildcard kernels/*) CMakeLists.txt
 SOURCES := $(shell find tracekit -name '*.py')
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: test demo test-engines lint bench goldens goldens-vllm install clean
+.PHONY: test demo test-engines lint bench goldens install clean
 .DEFAULT_GOAL := test
 
 install: .venv/.installed
@@ -60,10 +60,9 @@ bench: .venv/.installed
 
 goldens: .venv/.installed
 	$(BIN)/python -m tools.make_goldens
-
-goldens-vllm:
 	PYTHON=$(PYTHON) tools/engines_venv
-	.venv-engines/bin/python -m tools.goldens_vllm_paged
+	.venv-engines/bin/python -W ignore -m tools.golden_megatron
+	.venv-engines/bin/python -W ignore -m tools.goldens_vllm_paged
 
 clean:
 	rm -rf .venv .venv-core .venv-engines build demo

@@ -1,6 +1,6 @@
 """Goldens of vLLM: real engines on the CPU, with the features that move rows about, on both kernels.
 
-Run in the environment of `make test-engines`, as `make goldens-vllm` does. Each golden is recorded twice: on
+Run in the environment of `make test-engines`, as `make goldens` does. Each golden is recorded twice: on
 vLLM's own kernel (`.cpu.h5`) and with TKA-1 as the backend (`.tka1.h5`).
 """
 

@@ -1,6 +1,7 @@
 """`megatron` runs `DotProductAttention` from the trace alone; no model and no process group is asked."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,3 +154,17 @@ def test_promises_are_held_and_the_rest_is_probed(gpt, tmp_path):
         ("recorded", tracekit.Status.HELD),
         ("rerun", tracekit.Status.HELD),
     }
+
+
+def test_the_golden_is_made_again_by_the_engine():
+    """Where another build runs it is not run, with the differences; here it is held."""
+    path = Path(__file__).parents[2] / "traces" / "gpt-train.megatron.h5"
+    with tracekit.open(path) as trace:
+        recorded_by = trace.call(0).provenance.executed
+    report = tracekit.replay(path, claims="recorded")
+    again = report.find("recorded", "megatron")
+    if recorded_by.differences(Megatron().identity()):
+        assert again.status is tracekit.Status.NOT_RUN
+    else:
+        assert again.status is tracekit.Status.HELD
+        assert again.control == "twin-recorded refuted"
