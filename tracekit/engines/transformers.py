@@ -35,6 +35,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
+from tracekit.engines.transformers_weights import Weights
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.session import Session
@@ -74,6 +75,7 @@ class Recorder:
         self._model = model
         self._modules = attention_modules(model)
         self._sequences = Sequences(session)
+        self._weights = Weights(model)
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
         self._refused: dict[Any, TracekitError] = {}
@@ -117,19 +119,24 @@ class Recorder:
         try:
             forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
             training = self._model.training and torch.is_grad_enabled()
+            fresh = new_tokens(forward, self._session)
+            if self._weights.changed():
+                self._session.new_weights()
+            held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
             self._session.begin(
-                new_tokens(forward, self._session),
+                fresh,
                 expected=expected,
                 mode=Mode.TRAINING if training else None,
+                spans={handle: (held[handle], held[handle] + len(new)) for handle, new in fresh.items()},
             )
             self._forward = forward
         except Exception as error:
             self._session.begin({}, expected=expected)
             self._session.fail(error, "forward", fired=False)
 
-    def _after_forward(self, *_: Any) -> None:
+    def _after_forward(self, _: Any, __: Any, result: Any) -> None:
         self._forward = None
-        self._session.end()
+        self._session.end(failed=result is None)
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
         """See the cache before the layer writes to it: this is where its rows are placed."""
