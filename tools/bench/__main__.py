@@ -29,6 +29,9 @@ def main() -> int:
         print(
             f"{row.name:28} {_ms(row.ours)} {_ms(row.peer)} {row.ratio:9.2f} {row.gate:5.1f}  "
             f"{'yes' if row.ok else 'no':3}  {row.peer_name}"
+            + "".join(
+                f"  [{peer} {time / row.ours:.2f}]" for peer, time in row.peers.items() if len(row.peers) > 1
+            )
         )
     missed = [row.name for row in rows if not row.ok]
     if missed and not options.gate:

@@ -50,6 +50,7 @@ class Writer(Protocol):
 
 
 BUILTIN = {
+    "megatron": "tracekit.engines.megatron:attach",
     "transformers": "tracekit.engines.transformers:attach",
     "vllm": "tracekit.engines.vllm:attach",
 }
