@@ -1,4 +1,4 @@
-"""The gate around a differentiable kernel of torch: its own backward, any order of rows, no cost of failures."""
+"""The gate around a differentiable kernel: its own backward, any order of rows, no cost of failures."""
 
 import numpy as np
 import pytest
