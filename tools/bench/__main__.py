@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.bench import kernels
+from tools.bench import kernels, record
 from tools.bench.timing import Row
 
-BENCHES: dict[str, Callable[[int], list[Row]]] = {"kernels": kernels.rows}
+BENCHES: dict[str, Callable[[int], list[Row]]] = {"kernels": kernels.rows, "record": record.rows}
 
 
 def main() -> int:

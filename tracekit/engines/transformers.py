@@ -22,8 +22,8 @@ from tracekit.engines.transformers_call import (
     TKA1,
     Kernel,
     KernelCall,
+    capture_call,
     check_cache,
-    observe_call,
 )
 from tracekit.engines.transformers_families import ratio_family
 from tracekit.engines.transformers_identity import model_identity
@@ -73,6 +73,7 @@ class Recorder:
         self._session = session
         self._model = model
         self._modules = attention_modules(model)
+        session.names.update({layer: name for name, layer in _names(model, self._modules).items()})
         self._sequences = Sequences(session)
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
@@ -82,6 +83,7 @@ class Recorder:
             for module in self._modules
             if (indexer := indexer_of(module)) is not None
         }
+        self._sparse = frozenset(self._layers.values())
         self._watches: dict[Any, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
 
@@ -103,8 +105,9 @@ class Recorder:
             lambda: model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             lambda: model.register_forward_hook(self._after_forward, always_call=True),
         ]
-        for module in self._modules:
-            hooks.append(partial(module.register_forward_pre_hook, self._before_attention, with_kwargs=True))
+        if self._modules:
+            first = min(self._modules, key=lambda module: self._modules[module])
+            hooks.append(partial(first.register_forward_pre_hook, self._before_attention, with_kwargs=True))
         for indexer in self._layers:
             hooks.append(partial(indexer.register_forward_pre_hook, self._before_indexer))
             hooks.append(partial(indexer.register_forward_hook, self._after_indexer, always_call=True))
@@ -122,7 +125,10 @@ class Recorder:
                 expected=expected,
                 mode=Mode.TRAINING if training else None,
             )
+            forward.implementation = str(self._model.config._attn_implementation)
             self._forward = forward
+            if forward.cache is not None:
+                self._place(forward.cache, forward)
         except Exception as error:
             self._session.begin({}, expected=expected)
             self._session.fail(error, "forward", fired=False)
@@ -132,15 +138,20 @@ class Recorder:
         self._session.end()
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
-        """See the cache before the layer writes to it: this is where its rows are placed."""
-        if self._forward is None:
-            return
-        try:
+        """See a cache that the model has made itself, before the first layer writes to it."""
+        if self._forward is not None and not self._forward.placed:
             cache = cache_of(kwargs)
-            check_cache(module, cache, self._forward)
             self._sequences.bind(cache, self._forward.handles)
-        except TracekitError as error:
-            self._refused[module] = error
+            self._place(cache, self._forward)
+
+    def _place(self, cache: Any, forward: Forward) -> None:
+        """Find out for every layer where its rows will stand, before any layer writes."""
+        forward.placed = True
+        for module, layer in self._modules.items():
+            try:
+                check_cache(layer, cache, forward)
+            except TracekitError as error:
+                self._refused[module] = error
 
     def _before_indexer(self, module: Any, _: Any) -> None:
         layer = self._layers[module]
@@ -176,7 +187,12 @@ class Recorder:
         ) -> tuple[torch.Tensor, Any]:
             function = own_eager(module) if original is None else original
             result = function(module, query, key, value, attention_mask, **kwargs)
-            if module in self._modules:
+            layer = self._modules.get(module)
+            if layer is None:
+                return result
+            if self._forward is not None and not self._session.wants(layer):
+                self._session.skip()
+            else:
                 call = KernelCall(module, query, key, value, attention_mask, kwargs, result[0])
                 self._look(kernel, call)
             return result
@@ -210,18 +226,24 @@ class Recorder:
             if not self._session.wants(call.module.layer_idx):
                 self._session.skip()
                 return
-            self._session.observe(observe_call(kernel, call, self._forward))
-            if indexer_of(call.module) is not None and call.module.layer_idx not in self._indexed:
+            if not self._forward.placed:
+                raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
+            self._session.capture(capture_call(kernel, call, self._forward))
+            if call.module.layer_idx in self._sparse and call.module.layer_idx not in self._indexed:
                 missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
                 self._session.fail(missing, where, fired=False)
         except Exception as error:
             self._session.fail(error, where)
 
 
-def attention_modules(model: Any) -> set[Any]:
-    """Return the modules that should call the interface: those of a layer, named as attention."""
+def _names(model: Any, modules: dict[Any, int]) -> dict[str, int]:
+    return {name: modules[module] for name, module in model.named_modules() if module in modules}
+
+
+def attention_modules(model: Any) -> dict[Any, int]:
+    """Return the modules of a layer that are named as attention, which should call the interface."""
     return {
-        module
+        module: int(module.layer_idx)
         for module in model.modules()
         if isinstance(getattr(module, "layer_idx", None), int)
         and "attention" in type(module).__name__.lower()
