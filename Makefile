@@ -42,11 +42,12 @@ test: lint .venv-core/.installed
 
 # The engine adapters against real engines, and against the transformers that serving engines pin, in an
 # environment of its own whose packages are kept outside the clone by the digest of their pins.
-# vLLM warns about itself on import, so its warnings are shown and are no errors.
+# vLLM and Megatron-core warn about themselves, so warnings are shown there and are no errors.
 test-engines:
 	PYTHON=$(PYTHON) tools/engines_venv
 	.venv-engines/bin/python -m pytest tests/engines tests/recorder
 	.venv-engines/bin/python -m pytest -W default tests/engines_vllm
+	.venv-engines/bin/python -m pytest -W default tests/engines_megatron
 
 lint: .venv/.installed
 	$(BIN)/ruff format --check .

@@ -32,6 +32,7 @@ def test_threads_where_the_system_tells_no_affinity(monkeypatch, cores, threads)
         ({"TRACEKIT_TIMEOUT": "inf"}, "V-NUMBER"),
         ({"TRACEKIT_TIMEOUT": "1e8"}, "V-NUMBER"),
         ({"TRACEKIT_RECORD": ""}, "V-RECORD"),
+        ({"TRACEKIT_BACKEND": "tka2"}, "V-BACKEND-NAME"),
     ],
 )
 def test_bad_values_are_named(environ, rule):

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from tracekit.api import record as record
     from tracekit.api import replay as replay
     from tracekit.api import verify as verify
+    from tracekit.gate import RequestGate as RequestGate
+    from tracekit.model import events as events
     from tracekit.verdict import Status as Status
     from tracekit.verdict import Verdict as Verdict
 
 _HOMES = {
+    "RequestGate": "tracekit.gate",
+    "events": "tracekit.model",
     **dict.fromkeys(("diff", "merge", "open", "record", "replay", "verify"), "tracekit.api"),
     **dict.fromkeys(("Status", "Verdict"), "tracekit.verdict"),
 }

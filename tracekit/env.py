@@ -22,6 +22,7 @@ KNOWN = {
     "TRACEKIT_INCLUDE": "globs, apart by commas: record rows whose layer's module or request matches one",
     "TRACEKIT_EXCLUDE": "globs likewise: do not record rows that match one",
     "TRACEKIT_MAX_SIZE_GB": "where a recording ends: so many 10^9 bytes of captured rows",
+    "TRACEKIT_BACKEND": "kernel that engines with a plug-in run attention on: tka1 (default: their own)",
     "TRACEKIT_TIMEOUT": "seconds that a kernel in a child process may take for one launch (default: 300)",
 }
 
@@ -42,6 +43,7 @@ class Settings:
     engine: str | None = None
     filters: dict[str, Any] = field(default_factory=dict)
     """Arguments of `tracekit.record`, for processes that TRACEKIT_RECORD records."""
+    backend: str | None = None
 
 
 def parse_settings(environ: Mapping[str, str]) -> Settings:
@@ -65,6 +67,13 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         raise UsageError(
             "TRACEKIT_RECORD is empty; give a path such as run.h5, or unset it.", rule="V-RECORD"
         )
+    backend = environ.get("TRACEKIT_BACKEND")
+    if backend not in (None, "tka1"):
+        raise UsageError(
+            f"TRACEKIT_BACKEND is {backend!r}; valid is tka1, or leave it unset.",
+            rule="V-BACKEND-NAME",
+            value=backend,
+        )
     home = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Settings(
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
@@ -76,6 +85,7 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         record=Path(environ["TRACEKIT_RECORD"]) if "TRACEKIT_RECORD" in environ else None,
         engine=environ.get("TRACEKIT_ENGINE"),
         filters=_filters(environ),
+        backend=backend,
     )
 
 

@@ -90,3 +90,7 @@ class ProviderFailed(TracekitError, RuntimeError):
     """A kernel raised, died or did not answer; carries what is known of it."""
 
     exit_code = 3
+
+
+class GateRefused(TracekitError, ValueError):
+    """What was asked for is not what may legally come next; the ledger stays as it was."""

@@ -19,7 +19,8 @@ from tracekit.relations import claims, relation
 from tracekit.relations.arrange import foreign, join
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
-BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode")
+PLACES = ("page-ids", "page-size", "layout", "padding")
+BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES)
 
 SPREADS = {
     "requests": {"rows"},  # reversing the rows reverses the requests
@@ -30,6 +31,10 @@ SPREADS = {
     "decode": {"solo", "subbatch", "chunks"},  # the last row of a prefill, alone, is a decode
     "rerun": set(BITWISE),  # every variant is a launch after the first
     "threads": set(),
+    "page-ids": {"page-size", "layout", "padding"},  # each pages the KV, and none from page 0 on
+    "page-size": {"page-ids", "layout", "padding"},
+    "layout": {"page-ids"},
+    "padding": set(),
 }
 """Claim -> further claims whose variants use the same mechanism."""
 

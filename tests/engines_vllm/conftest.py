@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.engines_vllm.tiny_engine import Recorded, engine, generate
+from tests.engines_vllm.tiny_engine import CRAMPED, Recorded, engine, generate, on_tka1
 from tracekit.engines import tiny
 from tracekit.recorder.api import record
 
@@ -49,7 +49,31 @@ def qwen3_fp8(qwen3):
 @pytest.fixture(scope="session")
 def qwen3_cramped(qwen3):
     """So few pages that two long answers do not fit beside each other."""
-    return engine("tiny-qwen3", max_model_len=192, num_gpu_blocks_override=8, enable_prefix_caching=False)
+    return engine("tiny-qwen3", **CRAMPED)
+
+
+@pytest.fixture(scope="session")
+def qwen3_tka1(qwen3):
+    with on_tka1():
+        return engine("tiny-qwen3")
+
+
+@pytest.fixture(scope="session")
+def qwen3_tka1_fp8(qwen3):
+    with on_tka1():
+        return engine("tiny-qwen3", kv_cache_dtype="fp8")
+
+
+@pytest.fixture(scope="session")
+def qwen3_tka1_cramped(qwen3):
+    with on_tka1():
+        return engine("tiny-qwen3", **CRAMPED)
+
+
+@pytest.fixture(scope="session")
+def gpt_oss_tka1(gpt_oss):
+    with on_tka1():
+        return engine("tiny-gpt-oss")
 
 
 @pytest.fixture(scope="session")

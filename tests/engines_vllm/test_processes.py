@@ -28,17 +28,37 @@ def test_the_plugin_is_declared():
     assert point.load() is vllm_plugin.register
 
 
-def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path):
-    prompts = [prompt(70, 1), prompt(9, 2)]
-    settings = {"TRACEKIT_RECORD": str(tmp_path / "run.h5"), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    ran = subprocess.run(
+def serve(prompts, **settings):
+    """Run vLLM as it comes, its engine compiled and in a process of its own."""
+    return subprocess.run(
         [sys.executable, SERVE, str(tiny.prepared("tiny-qwen3")), json.dumps(prompts)],
-        env=os.environ | settings,
+        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"} | settings,
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_one_setting_serves_tka1_in_a_compiled_engine(prompt, tmp_path):
+    prompts = [prompt(70, 1), prompt(9, 2)]
+    ran = serve(prompts, TRACEKIT_RECORD=str(tmp_path / "run.h5"), TRACEKIT_BACKEND="tka1")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (path,) = tmp_path.iterdir()
+    report = tracekit.replay(path, claims=["recorded"])
+    assert report.find("recorded", "tka1").status is Status.HELD
+
+
+def test_a_backend_that_does_not_exist_is_no_engine(prompt):
+    """An engine on its own kernel would be another one than was asked for."""
+    ran = serve([prompt(9)], TRACEKIT_BACKEND="tka2")
+    assert ran.returncode != 0
+    assert "TRACEKIT_BACKEND is 'tka2'; valid is tka1" in ran.stderr
+
+
+def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path):
+    prompts = [prompt(70, 1), prompt(9, 2)]
+    ran = serve(prompts, TRACEKIT_RECORD=str(tmp_path / "run.h5"))
     assert ran.returncode == 0, ran.stderr[-2000:]
     said = json.loads(ran.stdout.splitlines()[-1])
     assert said["refused"] == "V-PROCESS"

@@ -13,13 +13,15 @@ from tracekit.engines import tiny
 from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import Bits, DType
 from tracekit.providers.base import Execution, Launch, Provider
+from tracekit.providers.placement import Layout, Placement
 from tracekit.providers.vllm_cpu import VllmCpu, VllmCpuNoSplit
 from tracekit.providers.vllm_cpu_cache import decode, encode
 from tracekit.providers.vllm_cpu_ops import NO_SPLIT, SPLIT, chosen_isa, operators
 from tracekit.providers.vllm_cpu_packing import packing
 from tracekit.recorder.api import record
-from tracekit.testing import ProviderSuite
-from tracekit.testing.build import dense_call
+from tracekit.replayer import replay
+from tracekit.testing import MemoryTrace, ProviderSuite, dense_call
+from tracekit.testing import record as in_memory
 from tracekit.verdict import Status
 
 
@@ -94,6 +96,10 @@ def test_without_split_kv_the_batch_claims_are_held(gpt_oss, prompt, tmp_path, m
         "subbatch",
         "chunks",
         "decode",
+        "page-ids",
+        "page-size",
+        "layout",
+        "padding",
     }
     assert report.status is Status.HELD
 
@@ -165,6 +171,26 @@ def test_split_kv_depends_on_the_batch_or_the_threads():
         single = provider.run(Launch((last,), Execution(threads=2))).tensors[0].out
         same[provider.id] = whole.part(slice(-1, None)).same(single)
     assert same == {"vllm-cpu": False, "vllm-cpu-nosplit": True}
+
+
+def test_split_kv_depends_on_padded_heads():
+    """More heads are more work for the plan to deal out; pages are none of its business."""
+    call = dense_call(
+        lengths=(300, 700, 90), new=(1, 5, 64), heads=8, kv_heads=2, head_dim=64, sink=True, seed=1
+    )
+    for provider, status in ((VllmCpu(), Status.REFUTED), (VllmCpuNoSplit(), Status.HELD)):
+        trace = MemoryTrace((in_memory(call, provider),))
+        report = replay([trace], providers=[provider.id], claims=["padding"], threads=2)
+        assert report.status is status
+        report = replay([trace], providers=[provider.id], claims=["page-ids", "page-size", "layout"])
+        assert report.status is Status.HELD
+
+
+def test_a_place_that_it_does_not_take_is_refused():
+    call = dense_call(lengths=(9,), head_dim=32)
+    for where in (Placement(page_size=7), Placement(layout=Layout.JOINED_NHD)):
+        with pytest.raises(Unsupported, match="takes no pages"):
+            VllmCpu().run(Launch((call,), Execution(placement=where)))
 
 
 def test_a_plan_that_does_not_fit_is_refused(qwen3, run, prompt):

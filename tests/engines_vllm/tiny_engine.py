@@ -11,16 +11,18 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="ERROR",
 )
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import LLM, SamplingParams
 
-from tracekit.engines import tiny
+from tracekit.engines import tiny, vllm_backend
 from tracekit.model import AttentionCall, KVFamily, Recording
 
 PAGE = 32
 CHUNK = 64
+CRAMPED = {"max_model_len": 192, "num_gpu_blocks_override": 8, "enable_prefix_caching": False}
 
 
 @dataclass
@@ -68,6 +70,16 @@ def engine(name, **options):
             **options,
         },
     )
+
+
+@contextmanager
+def on_tka1():
+    """Engines that are made here run their attention on TKA-1."""
+    vllm_backend.register()
+    try:
+        yield
+    finally:
+        vllm_backend.unregister()
 
 
 def generate(llm, prompts, max_tokens=4, **options):

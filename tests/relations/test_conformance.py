@@ -40,5 +40,21 @@ class TestDecode(RelationSuite):
     relation = relation("decode")
 
 
+class TestPageIds(RelationSuite):
+    relation = relation("page-ids")
+
+
+class TestPageSize(RelationSuite):
+    relation = relation("page-size")
+
+
+class TestLayout(RelationSuite):
+    relation = relation("layout")
+
+
+class TestPadding(RelationSuite):
+    relation = relation("padding")
+
+
 class TestControl(RelationSuite):
     relation = relation("control")

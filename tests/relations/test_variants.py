@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 
 from tracekit.errors import UsageError
 from tracekit.model import Mode
+from tracekit.providers.base import Capabilities
+from tracekit.providers.oracle import Oracle
+from tracekit.providers.placement import Layout, Padding
 from tracekit.relations import claims, registry, relation
 from tracekit.relations.arrange import orders
+from tracekit.relations.base import on_kernel
 from tracekit.relations.company import LAUNCHES, in_company
-from tracekit.testing import dense_call
+from tracekit.testing import dense_call, sparse_call
 from tracekit.testing.strategies import calls
 
 
@@ -121,6 +125,61 @@ def test_seeds_are_per_claim():
 
     assert permutation(1) == permutation(1)
     assert permutation(1) != permutation(2)
+
+
+PLACES = ("page-ids", "page-size", "layout", "padding")
+
+
+def placements(claim, call, capabilities=None, seed=0):
+    one = on_kernel(relation(claim), capabilities or Oracle().capabilities())
+    assert one.applies(call) is None
+    return {v.name: v.launch.execution.placement for v in one.variants(call, seed)}
+
+
+@pytest.mark.parametrize("claim", PLACES)
+def test_a_claim_about_places_says_nothing_of_a_kernel_that_takes_none(claim):
+    blind = Capabilities(dtypes=frozenset())
+    for one in (relation(claim), on_kernel(relation(claim), blind)):
+        assert one.applies(dense_call()).startswith("the kernel takes no ")
+
+
+def test_pages_get_other_numbers_behind_a_null_page():
+    found = placements("page-ids", dense_call())
+    names = {name: where.pages(5)[0].tolist() for name, where in found.items()}
+    assert names["behind a null page"] == [1, 2, 3, 4, 5]
+    assert all(len(set(part)) == 5 and min(part) >= 1 for part in names.values())
+    assert len({tuple(part) for part in names.values()}) == len(found)
+    assert found["scattered with gaps"].pages(5)[1] == 21
+    assert placements("page-ids", dense_call(), seed=1) != found
+
+
+def test_only_sizes_that_the_kernel_takes_are_asked_for():
+    two = Capabilities(dtypes=frozenset(), page_sizes=(32, 64))
+    found = placements("page-size", dense_call(), two)
+    assert [where.page_size for where in found.values()] == [32, 64]
+    one = on_kernel(relation("page-size"), Capabilities(dtypes=frozenset(), page_sizes=(16,)))
+    assert one.applies(dense_call()) == "the kernel takes pages of 16 rows only"
+
+
+def test_layouts_that_are_the_same_memory_count_once():
+    assert set(placements("layout", dense_call(kv_heads=2))) == set(Layout) - {Layout.JOINED_NHD}
+    single = placements("layout", dense_call(kv_heads=1))
+    assert set(single) == {Layout.STACKED_NHD, Layout.APART_NHD, Layout.PACKED, Layout.PACKED_TRANSPOSED}
+    every = on_kernel(relation("layout"), Oracle().capabilities())
+    assert every.applies(sparse_call()) == "the KV of the call lies the same way in every layout"
+
+
+def test_each_kind_of_padding_is_added_alone_and_with_the_others():
+    found = placements("padding", dense_call())
+    assert found["7 query slots added"].padding == {Padding.ROWS: 7}
+    assert found["4 heads of each KV head added"].padding == {Padding.HEADS: 4}
+    assert set(found["all of them added"].padding) == set(Padding)
+    rows = Capabilities(dtypes=frozenset(), padding=frozenset({Padding.ROWS}))
+    assert list(placements("padding", dense_call(), rows)) == [
+        "1 query slots added",
+        "7 query slots added",
+        "64 query slots added",
+    ]
 
 
 def test_an_unknown_claim_lists_the_valid_ones():

@@ -26,6 +26,14 @@ def test_the_cpp_gives_the_bytes_of_the_numpy_form(build: Library, name: str, th
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_the_clear_form_gives_the_bytes_of_the_numpy_form(build: Library, name: str):
+    inputs, out, part = definition(name)
+
+    assert difference(build.clear_run(inputs), out) == ""
+    assert difference(build.clear_partials(inputs), part) == ""
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_row_does_not_depend_on_its_neighbours(best: Library, name: str):
     inputs, out, _ = definition(name)
     rows = np.arange(len(inputs.q))

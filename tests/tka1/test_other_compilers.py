@@ -3,6 +3,8 @@
 Skipped where the tool is missing. On Debian: `apt-get install clang g++-aarch64-linux-gnu qemu-user-static`.
 """
 
+import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -82,16 +84,67 @@ def serialized(inputs: Inputs) -> bytes:
     return b"".join(part.tobytes() for part in parts)
 
 
+def launch(
+    command: list[str], inputs: Inputs, environ: dict[str, str] | None = None
+) -> tuple[Outputs, Partials]:
+    """Run launch_main.cpp on one launch."""
+    env = None if environ is None else {**os.environ, **environ}
+    data = serialized(inputs)
+    answer = subprocess.run(command, input=data, capture_output=True, check=True, env=env).stdout
+    rows, heads, width = *inputs.q.shape[:2], inputs.value_dim
+    got = []
+    for dtype, shape in (
+        (np.uint16, (rows, heads, width)),
+        *((np.uint32, (rows, heads)),) * 2,
+        (np.uint32, (rows, heads, width)),
+        (np.uint32, (rows, heads)),
+        (np.int32, (rows, heads)),
+    ):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        got.append(np.frombuffer(answer[:size], dtype).reshape(shape))
+        answer = answer[size:]
+    assert answer == b""
+    return Outputs(*got[:3]), Partials(*got[3:])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_neon(neon: list[str], name: str):
     inputs = case(name)
-    answer = subprocess.run(neon, input=serialized(inputs), capture_output=True, check=True).stdout
+    out, part = launch(neon, inputs)
+    assert difference(out, numpy_form.run(inputs)) == ""
+    assert difference(part, numpy_form.partials(inputs)) == ""
 
-    out, part = numpy_form.run(inputs), numpy_form.partials(inputs)
-    got = []
-    for want in (out.out, out.lse, out.lse_with_sink, part.acc, part.l, part.m):
-        got.append(np.frombuffer(answer[: want.nbytes], want.dtype).reshape(want.shape))
-        answer = answer[want.nbytes :]
-    assert answer == b""
-    assert difference(Outputs(*got[:3]), out) == ""
-    assert difference(Partials(*got[3:]), part) == ""
+
+WITHOUT_FMA = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-FMA4,-AVX2,-AVX512F"}
+
+
+@pytest.fixture(scope="module")
+def libm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs one launch with the C library's own fmaf."""
+    if platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64" or shutil.which("c++") is None:
+        pytest.skip("no C++ compiler with glibc on x86-64")
+    program = tmp_path_factory.mktemp("libm") / "launch"
+    source = str(HERE / "launch_main.cpp")
+    command = ["c++", *FLAGS, "-DTK_LIBM_FMA", f"-I{KERNELS}", source, "-o", str(program), "-ldl"]
+    subprocess.run(command, check=True)
+    return [str(program)]
+
+
+def test_masking_the_hardware_changes_the_fmaf_that_runs(libm: list[str], best: native.Library):
+    """Else the next test would compare the instruction with itself."""
+    if best.isa == "v1":
+        pytest.skip("this machine does not run v3")
+    where = [
+        subprocess.run([*libm, "where"], capture_output=True, check=True, env={**os.environ, **env}).stdout
+        for env in ({}, WITHOUT_FMA)
+    ]
+    assert b"libm" in where[0]
+    assert where[0] != where[1]
+
+
+@pytest.mark.parametrize("name", ["wild", "underflowing", "two families"])
+def test_the_software_fmaf_of_the_c_library(libm: list[str], name: str):
+    inputs = case(name)
+    out, part = launch(libm, inputs, WITHOUT_FMA)
+    assert difference(out, numpy_form.run(inputs)) == ""
+    assert difference(part, numpy_form.partials(inputs)) == ""

@@ -9,10 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.bench import kernels, record
+from tools.bench import gate, kernels, record
 from tools.bench.timing import Row
 
-BENCHES: dict[str, Callable[[int], list[Row]]] = {"kernels": kernels.rows, "record": record.rows}
+BENCHES: dict[str, Callable[[int], list[Row]]] = {
+    "kernels": kernels.rows,
+    "gate": gate.rows,
+    "record": record.rows,
+}
 
 
 def main() -> int:
@@ -27,8 +31,11 @@ def main() -> int:
     print(f"{'name':28} {'ours ms':>9} {'peer ms':>9} {'peer/ours':>9} {'gate':>5}  ok   peer")
     for row in rows:
         print(
-            f"{row.name:28} {row.ours * 1e3:9.2f} {row.peer * 1e3:9.2f} {row.ratio:9.2f} {row.gate:5.1f}  "
+            f"{row.name:28} {_ms(row.ours)} {_ms(row.peer)} {row.ratio:9.2f} {row.gate:5.1f}  "
             f"{'yes' if row.ok else 'no':3}  {row.peer_name}"
+            + "".join(
+                f"  [{peer} {time / row.ours:.2f}]" for peer, time in row.peers.items() if len(row.peers) > 1
+            )
         )
     missed = [row.name for row in rows if not row.ok]
     if missed and not options.gate:
@@ -36,6 +43,10 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
     return 1 if missed and options.gate else 0
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:9.2f}" if seconds >= 1e-3 else f"{seconds * 1e3:9.4f}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SETTLE = 0.005
@@ -12,13 +12,14 @@ SETTLE = 0.005
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; times are medians in seconds."""
+    """One comparison; times are medians in seconds, `peers` those of all peers, the best one included."""
 
     name: str
     ours: float
     peer: float
     peer_name: str
     gate: float
+    peers: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -38,7 +39,7 @@ def compare(
     """Time ours against the best of some peers."""
     medians = interleaved({"": ours, **peers}, rounds)
     best = min(peers, key=lambda peer: medians[peer])
-    return Row(name, medians[""], medians[best], best, gate)
+    return Row(name, medians[""], medians[best], best, gate, {peer: medians[peer] for peer in peers})
 
 
 def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The recordings of one process that was told by TRACEKIT_RECORD to record: opened, named, written at its end.
+"""The recordings of a process that TRACEKIT_RECORD told to record: opened, named, written at its end.
 
 `run.h5` becomes `run.rank0-PID.h5`. While a recording runs, `run.rank0-PID.h5.started` stands beside it; the
 file goes when the trace is written, and otherwise says why it was not, so that a process that died is seen.
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
@@ -20,9 +21,12 @@ from tracekit.env import Settings, settings
 from tracekit.errors import TracekitError
 from tracekit.model import Share
 from tracekit.recorder.api import record
+from tracekit.recorder.job import STARTED
 from tracekit.recorder.session import Session
+from tracekit.store import write_trace
 
-STARTED = ".started"
+_WRITE = partial(write_trace, threads=1)
+"""At the end of a Python program no thread can be started any more."""
 _BEFORE_EXIT = 100
 """Finalizers of the process run from the highest priority down, its queues and locks last."""
 
@@ -38,7 +42,7 @@ def enabled(engine: str) -> Settings | None:
 
 
 def share_of_environment(environ: Mapping[str, str]) -> Share | None:
-    """Return the place that torchrun and its kin give a process; data-parallel, until an engine knows more."""
+    """Return the place that torchrun gives a process; data-parallel, until an engine knows more."""
     try:
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -85,7 +89,7 @@ class Recordings:
         stack = ExitStack()
         try:
             options: dict[str, Any] = {**self._filters, "share": share}
-            session = stack.enter_context(record(path, **options))
+            session = stack.enter_context(record(path, write=_WRITE, **options))
             session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
             join(session, stack)
         except Exception as error:
@@ -100,7 +104,7 @@ class Recordings:
         return True
 
     def _save_when_terminated(self) -> None:
-        """SIGTERM ends a process at once; where nobody else handles it, what was recorded is written first."""
+        """SIGTERM ends a process at once; where nobody handles it, what was recorded is written first."""
         ours = threading.current_thread() is threading.main_thread()
         if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return

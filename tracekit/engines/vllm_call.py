@@ -1,24 +1,26 @@
 """One launch of vLLM's CPU attention, in the logical words of the model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from tracekit.canonical.paged import page_slots
 from tracekit.canonical.window import live_rows, window_ranges
 from tracekit.engines.torch_bits import borrow
+from tracekit.engines.vllm_pages import PagedCache, StoredRows, cache_of, kv_dtype_of
 from tracekit.engines.vllm_points import Scheduling
 from tracekit.engines.vllm_step import Step
+from tracekit.env import settings
 from tracekit.errors import Unsupported
 from tracekit.model import (
     Array,
     Bits,
     Conventions,
     DType,
+    ExecutedIdentity,
     KVFamily,
     KVSource,
     LaunchPlan,
@@ -29,14 +31,9 @@ from tracekit.model import (
     scale_to_bits,
 )
 from tracekit.model.launch_plan import Scalar
-from tracekit.providers.vllm_cpu_cache import FLOAT8, decode
+from tracekit.providers.vllm_cpu_cache import FLOAT8
 from tracekit.providers.vllm_cpu_ops import executed
-from tracekit.providers.vllm_cpu_packing import packing
 from tracekit.recorder.observation import Borrowed, Observation, SeenKV
-
-_NULL_PAGE = 0
-"""vLLM gives block 0 to nobody and fills tables with it."""
-_FP8_NAMES = {"fp8": "fp8_e4m3"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,21 +63,6 @@ class KernelCall:
     scheduling: Scheduling
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """KV rows of one request as they lie in the cache, and where they begin.
-
-    Args:
-        keys: `[Hkv, N, D]`.
-        values: likewise.
-        first: logical index of row 0.
-    """
-
-    keys: Array
-    values: Array
-    first: int
-
-
 def observe_call(call: KernelCall, step: Step) -> Observation:
     """Return the logical side of a launch that has run; everything in it is a copy.
 
@@ -94,20 +76,21 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
     lengths = metadata.seq_lens.cpu().numpy().astype(np.int32)
     _check_rows(call, step, rows, starts, lengths)
     q, dtype = _copied(call.query[:rows], "query")
-    heads, dim = q.shape[1:]
+    heads = q.shape[1]
+    cache = cache_of(call.layer, impl, call.kv_cache, call.scheduling.isa, call.query.dtype)
     window = impl.sliding_window if impl.sliding_window > 0 else None
     tables = metadata.block_table.cpu().numpy()
     seen = []
     for start, stop, length, table in zip(starts[:-1], starts[1:], lengths, tables, strict=True):
         first, end = live_rows(int(length), int(stop - start), window)
-        seen.append(_read(call, table, first, end, dim))
+        seen.append(cache.rows(table, first, end))
     kv = {
-        handle: {KVFamily.DENSE: replace(_values(call, part, dtype), generation=step.generations[handle])}
+        handle: {KVFamily.DENSE: _seen(cache, part, dtype, step.generations[handle])}
         for handle, part in zip(step.handles, seen, strict=True)
     }
     out = _copied(call.output[:rows].reshape(rows, heads, -1), "output")
-    split = _split_kv()
     plan = _plan(call, rows, starts, lengths, tables, seen)
+    portable = is_portable(impl)
     return Observation(
         layer=call.number,
         requests=step.handles,
@@ -118,18 +101,18 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
         sink=None if impl.sinks is None else _sink(impl.sinks),
         selection=Selection({KVFamily.DENSE: window_ranges(step.positions, window)}),
         out=Output(Bits(*out), Origin.EXECUTED),
-        lse=None,
+        lse=Output(impl.lse, Origin.EXECUTED) if portable else None,
         conventions=Conventions(
             scale_to_bits(impl.scale),
             window=window,
-            probability_dtype=dtype,
+            probability_dtype=DType.FLOAT32 if portable else dtype,
             kv_source=KVSource.CONSUMED,
         ),
         provenance=Provenance(
             engine_name(),
-            "CPU_ATTN",
-            executed(call.scheduling.isa, split),
-            torch.get_num_threads(),
+            "tracekit as CPU_ATTN" if portable else "CPU_ATTN",
+            _identity(call),
+            settings().threads if portable else torch.get_num_threads(),
             _details(call, plan.scalars),
         ),
         launch=plan,
@@ -148,6 +131,18 @@ def _split_kv() -> bool:
     from vllm import envs
 
     return bool(envs.VLLM_CPU_ATTN_SPLIT_KV)
+
+
+def is_portable(impl: Any) -> bool:
+    """Whether an implementation is TKA-1 (`vllm_backend`), which says so itself."""
+    return isinstance(getattr(impl, "identity", None), ExecutedIdentity)
+
+
+def _identity(call: KernelCall) -> ExecutedIdentity:
+    """What ran."""
+    if is_portable(call.impl):
+        return call.impl.identity  # type: ignore[no-any-return]
+    return executed(call.scheduling.isa, _split_kv())
 
 
 def _refuse(call: KernelCall) -> None:
@@ -186,53 +181,13 @@ def _check_rows(call: KernelCall, step: Step, rows: int, starts: Array, lengths:
         )
 
 
-def _read(call: KernelCall, table: Array, first: int, end: int, dim: int) -> _Rows:
-    """Read rows `[first, end)` of one request back from the pages that the kernel read.
-
-    Rows before the window are not touched: their pages may long be those of other rows.
-
-    Raises:
-        InvalidCall: `C-PAGE-...` when the table gives a row no page of its own.
-    """
-    blocks, heads, page, _ = call.kv_cache.shape
-    slots = page_slots(table, np.arange(first, end), page, pages=blocks, null_page=_NULL_PAGE)
-    pages = slots[np.r_[True, np.diff(slots // page) != 0]] // page
-    cache_rows = call.kv_cache.view(blocks, heads, 2 * page, dim)
-    raw = cache_rows[torch.from_numpy(pages).to(call.kv_cache.device)].cpu()
-    words = raw.view(torch.uint8 if raw.itemsize == 1 else torch.int16 if raw.itemsize == 2 else torch.int32)
-    stored = words.numpy().reshape(pages.size, heads, -1)
-    stored = stored.view(np.dtype(f"u{stored.itemsize}"))
-    order = packing(call.scheduling.isa, call.query.dtype, _kv_dtype(call), page, dim)
-    skip = first - first // page * page
-    keys, values = (
-        part.transpose(1, 0, 2, 3).reshape(heads, -1, dim)[:, skip : skip + end - first]
-        for part in order.unpack(stored, dim)
-    )
-    return _Rows(keys, values, first)
-
-
-def _values(call: KernelCall, rows: _Rows, dtype: DType) -> SeenKV:
-    """Return rows as values of the model's dtype."""
-    kind = FLOAT8.get(_kv_dtype(call))
-    if kind is None:
-        return SeenKV(Borrowed(rows.keys, dtype), Borrowed(rows.values, dtype), rows.first)
-    parts = []
-    for stored, scale in ((rows.keys, _scale(call, "_k")), (rows.values, _scale(call, "_v"))):
-        bits = decode(np.ascontiguousarray(stored), kind, scale, dtype)
-        if bits is None:
-            raise Unsupported(
-                f"layer {call.name} stores {kind.value} times {scale}, which is not exact in {dtype.value}; "
-                "use scales that are powers of two, so that the rows are the values that the kernel reads.",
-                rule="V-FP8",
-                layer=call.name,
-                scale=scale,
-            )
-        parts.append(Borrowed(bits.data, dtype))
-    return SeenKV(parts[0], parts[1], rows.first)
+def _seen(cache: PagedCache, rows: StoredRows, dtype: DType, generation: int) -> SeenKV:
+    keys, values = cache.values(rows, dtype)
+    return SeenKV(Borrowed(keys, dtype), Borrowed(values, dtype), rows.first, generation)
 
 
 def _plan(
-    call: KernelCall, rows: int, starts: Array, lengths: Array, tables: Array, seen: list[_Rows]
+    call: KernelCall, rows: int, starts: Array, lengths: Array, tables: Array, seen: list[StoredRows]
 ) -> LaunchPlan:
     page = int(call.kv_cache.shape[2])
     kv_dtype = _kv_dtype(call)
@@ -263,7 +218,7 @@ def _plan(
         arrays["k_storage"] = np.concatenate([part.keys.transpose(1, 0, 2) for part in seen])
         arrays["v_storage"] = np.concatenate([part.values.transpose(1, 0, 2) for part in seen])
     return LaunchPlan(
-        executed(call.scheduling.isa, _split_kv()).kernel,
+        _identity(call).kernel,
         np.arange(rows),
         rows,
         page_size=page,
@@ -286,10 +241,7 @@ def _details(call: KernelCall, scalars: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def _kv_dtype(call: KernelCall) -> str:
-    name = str(call.impl.kv_cache_dtype)
-    if call.kv_cache.dtype == call.query.dtype:
-        return "auto"
-    return _FP8_NAMES.get(name, name)
+    return kv_dtype_of(call.impl, call.kv_cache, call.query.dtype)
 
 
 def _scale(call: KernelCall, side: str) -> float:

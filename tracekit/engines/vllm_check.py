@@ -1,4 +1,4 @@
-"""An untested vLLM has to show its conventions before it is recorded: one row a layer, again in binary64.
+"""An untested engine has to show its conventions before it is recorded: one row a layer, again in binary64.
 
 Every recording is held against its conventions when it ends. A version outside the tested window is also
 asked at the first launch of each layer, because where scale, window, sink or the order of the cache mean
@@ -17,11 +17,16 @@ _SLACK = 16.0
 far below what a wrong scale, sink, window or row order changes."""
 
 
-def check_conventions(seen: Observation) -> None:
+def check_conventions(seen: Observation, engine: str = "vLLM", rule: str = "V-CONTRADICTED") -> None:
     """Compute the last row of a launch again; it has the most keys of its request.
 
+    Args:
+        seen: the launch.
+        engine: whose it is, for the message.
+        rule: of the error.
+
     Raises:
-        ConventionContradicted: `V-CONTRADICTED`, naming the readings that would fit where there are some.
+        ConventionContradicted: the rule, naming the readings that would fit where there are some.
     """
     if seen.out is None:
         return
@@ -38,9 +43,9 @@ def check_conventions(seen: Observation) -> None:
     error = float(np.abs(wanted - found).max())
     raise ConventionContradicted(
         f"the last row of layer {seen.layer} differs by {error:.3g} from its conventions "
-        f"({'it fits ' + ' or '.join(fitting) if fitting else 'and fits no other reading'}); this vLLM is "
-        "not what the recorder was made for. Install a tested version (docs/engines.md).",
-        rule="V-CONTRADICTED",
+        f"({'it fits ' + ' or '.join(fitting) if fitting else 'and fits no other reading'}); this {engine} "
+        "is not what the recorder was made for. Install a tested version (docs/engines.md).",
+        rule=rule,
         layer=seen.layer,
         error=error,
         fitting=fitting,

@@ -23,11 +23,14 @@ class KVFamily(StrEnum):
     @property
     def ratio(self) -> int:
         """Tokens of one row; row r is complete, and visible, from position `(r + 1) * ratio - 1` on."""
-        return {KVFamily.C4: 4, KVFamily.C128: 128}.get(self, 1)
+        return _RATIOS.get(self, 1)
 
     def visible(self, position: int) -> int:
         """Return how many rows exist for a query at `position`: rows `0 .. visible - 1` are causal."""
         return (position + 1) // self.ratio
+
+
+_RATIOS = {KVFamily.C4: 4, KVFamily.C128: 128}
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
+from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.verdict import ClaimId
 
 
@@ -23,6 +24,9 @@ class Capabilities:
         probability_dtype: dtype of P when it meets V, by dtype of Q; FP32 where absent.
         launch_plan: whether the recorded bits can only be had again by the launch plan of the engine; then
             `recorded` is not run without one. False where rows, KV and selection decide every bit.
+        page_sizes: rows of a page that it can be asked for, ascending; empty where it takes no pages.
+        layouts: layouts of a page that it can be asked for, its own first; empty where it takes no pages.
+        padding: what it can be asked to add to a launch.
     """
 
     dtypes: frozenset[DType]
@@ -35,6 +39,9 @@ class Capabilities:
     score_dtype: dict[DType, DType] = field(default_factory=dict)
     probability_dtype: dict[DType, DType] = field(default_factory=dict)
     launch_plan: bool = True
+    page_sizes: tuple[int, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+    padding: frozenset[Padding] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,12 @@ class Execution:
 
     Args:
         threads: threads of the kernel; 0 is its default.
+        placement: where it lies in memory; None leaves that to the provider. Only a provider whose
+            capabilities say that it takes a placement is asked for it.
     """
 
     threads: int = 0
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, Block, DType, ExecutedIdentity, KVFamily, blocks
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.placed import PAGE_SIZES, run_placed
+from tracekit.providers.placement import Layout, Padding
 from tracekit.verdict import ClaimId
 
 Float64 = npt.NDArray[np.float64]
@@ -52,6 +54,9 @@ class Oracle:
             sink=True,
             max_head_dim=1 << 16,
             launch_plan=False,
+            page_sizes=PAGE_SIZES,
+            layouts=tuple(Layout),
+            padding=frozenset(Padding),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
@@ -72,7 +77,8 @@ class Oracle:
         Raises:
             Unsupported: a call is refused.
         """
-        return Answer(tuple(self._run(call) for call in launch.calls), self.identity())
+        placement = launch.execution.placement
+        return Answer(tuple(run_placed(self._run, call, placement) for call in launch.calls), self.identity())
 
     def _run(self, call: AttentionCall) -> Tensors:
         if reason := self.refuses(call):

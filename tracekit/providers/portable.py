@@ -3,12 +3,15 @@
 Its bits depend on the definition alone, so its identity names no library, processor or instruction set.
 """
 
+from functools import partial
 from typing import Literal
 
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, Ranges, Selection
 from tracekit.providers import tka1
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.placed import PAGE_SIZES, run_placed
+from tracekit.providers.placement import Layout, Padding
 from tracekit.verdict import ClaimId
 
 Form = Literal["auto", "native", "numpy"]
@@ -24,9 +27,16 @@ class Tka1:
     form: Form = "auto"
 
     def capabilities(self) -> Capabilities:
-        """BF16 attention of every family, list and sink, with P in binary32."""
+        """BF16 attention of every family, list and sink, P in binary32; pages through the canonicaliser."""
         return Capabilities(
-            dtypes=frozenset({DType.BFLOAT16}), two_families=True, lists=True, sink=True, launch_plan=False
+            dtypes=frozenset({DType.BFLOAT16}),
+            two_families=True,
+            lists=True,
+            sink=True,
+            launch_plan=False,
+            page_sizes=PAGE_SIZES,
+            layouts=tuple(Layout),
+            padding=frozenset(Padding),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
@@ -43,6 +53,10 @@ class Tka1:
                 "chunks",
                 "decode",
                 "control",
+                "page-ids",
+                "page-size",
+                "padding",
+                "layout",
             }
         )
 
@@ -60,8 +74,9 @@ class Tka1:
         Raises:
             Unsupported: a call is refused.
         """
-        threads = launch.execution.threads
-        return Answer(tuple(self._run(call, threads) for call in launch.calls), self.identity())
+        threads, placement = launch.execution.threads, launch.execution.placement
+        run = partial(self._run, threads=threads)
+        return Answer(tuple(run_placed(run, call, placement) for call in launch.calls), self.identity())
 
     def _run(self, call: AttentionCall, threads: int) -> Tensors:
         if reason := self.refuses(call):

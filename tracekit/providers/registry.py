@@ -15,9 +15,11 @@ BUILTIN: Mapping[str, str] = {
     "tka1-numpy": "tracekit.providers.portable:Tka1Numpy",
     "oracle": "tracekit.providers.oracle:Oracle",
     "torch-flash-cpu": "tracekit.providers.torch_flash_cpu:TorchFlashCpu",
+    "megatron": "tracekit.providers.megatron:Megatron",
     "transformers": "tracekit.providers.transformers:Transformers",
     "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
     "vllm-cpu-nosplit": "tracekit.providers.vllm_cpu:VllmCpuNoSplit",
+    "vllm-dsv4-cpu": "tracekit.providers.vllm_dsv4:VllmDsv4",
 }
 """Provider id -> `module:factory`; the module is imported only when the provider is made."""
 
@@ -25,11 +27,13 @@ GROUP = "tracekit.providers"
 
 KERNELS: Mapping[str, str] = {
     "tka1": "tka1",
+    "megatron.dot_product": "megatron",
     "torch.flash_cpu": "torch-flash-cpu",
     "transformers.eager": "transformers",
     "transformers.sdpa": "transformers",
     "vllm.cpu_attention": "vllm-cpu",
     "vllm.cpu_attention.nosplit": "vllm-cpu-nosplit",
+    "vllm.flash_mla_cpu": "vllm-dsv4-cpu",
 }
 """Recorded kernel -> the provider that runs it again."""
 

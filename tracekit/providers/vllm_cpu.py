@@ -6,6 +6,7 @@ are merged. That plan depends on the whole batch and on the threads, so the bits
 not. The two are two kernels here, because they make different promises.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
-from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.padding import more_heads, real_heads
+from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.torch_tensors import from_torch, to_torch, torch_dtype
 from tracekit.providers.torch_threads import kernel_threads
-from tracekit.providers.vllm_cpu_cache import CacheKind, build_cache, kind_of
+from tracekit.providers.vllm_cpu_cache import CacheKind, build_cache, kind_of, lay_out
 from tracekit.providers.vllm_cpu_launch import (
     DEFAULT_PAGE,
     ISAS,
@@ -25,11 +28,17 @@ from tracekit.providers.vllm_cpu_launch import (
     fresh,
     not_causal,
     page_size_of,
+    placed,
     planned,
     unusable,
 )
 from tracekit.providers.vllm_cpu_ops import NO_SPLIT, SPLIT, chosen_isa, executed, operators
 from tracekit.verdict import ClaimId
+
+PAGE_SIZES = (32, 64, 96, 128, 256)
+"""vLLM takes multiples of 32 on every code path; other multiples of 16 would choose another path."""
+
+PLACES = frozenset({"page-ids", "page-size", "layout"})
 
 HEAD_DIMS = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
 
@@ -52,11 +61,14 @@ class VllmCpu:
             lse=False,
             max_head_dim=max(HEAD_DIMS),
             probability_dtype={DType.BFLOAT16: DType.BFLOAT16, DType.FLOAT16: DType.FLOAT16},
+            page_sizes=PAGE_SIZES,
+            layouts=(Layout.PACKED, Layout.APART_HND, Layout.HEADS_FIRST),
+            padding=frozenset(Padding),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
-        """The same launch again; the plan, and so the bits, may depend on batch and threads."""
-        return frozenset({"rerun", "recorded"})
+        """What was found to hold: the plan, and so the bits, depend on batch, heads and threads alone."""
+        return frozenset({"rerun", "recorded", *PLACES})
 
     def identity(self) -> ExecutedIdentity:
         """What would run a bfloat16 call of 128 elements a head; see `identity_of`."""
@@ -89,7 +101,7 @@ class VllmCpu:
             Unsupported: `P-REFUSED`, or `P-PLAN` when vLLM plans the recorded launch in another way here.
         """
         with kernel_threads():  # each call sets its own
-            tensors = tuple(self._run(call, launch.execution.threads) for call in launch.calls)
+            tensors = tuple(self._run(call, launch.execution) for call in launch.calls)
         ran = {self.identity_of(call).isa for call in launch.calls}
         isa = "+".join(sorted(name.partition(":")[2] for name in ran))
         return Answer(tensors, executed(isa, self.split))
@@ -99,17 +111,33 @@ class VllmCpu:
         plan = call.launch
         return plan if plan is not None and plan.kernel == (SPLIT if self.split else NO_SPLIT) else None
 
-    def _run(self, call: AttentionCall, threads: int) -> Tensors:
+    def _run(self, call: AttentionCall, execution: Execution) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+        if execution.placement is not None:
+            return self._placed(replace(call, launch=None), execution.threads, execution.placement)
+        threads = execution.threads
         plan = self._plan(call)
         recorded = call.provenance.threads if plan is None else int(plan.scalars["threads"] or 0)
         torch.set_num_threads(min(threads or recorded or torch.get_num_threads(), MAX_THREADS))
         isa, kind = _isa(call, plan), kind_of(call, plan)
         geometry = fresh(call, page_size_of(call)) if plan is None else planned(plan)
         same_plan = plan is not None and threads in (0, recorded)
-        out = _attend(call, geometry, isa, kind, plan, self.split, same_plan)
+        cache = build_cache(call, geometry, isa, kind, plan).chunk(2, dim=2)
+        out = _attend(call, geometry, isa, kind, cache, plan, self.split, same_plan)
         return Tensors(Bits(out[geometry.row_slots], call.dtype), None)
+
+    def _placed(self, call: AttentionCall, threads: int, placement: Placement) -> Tensors:
+        """Run a fresh launch somewhere else in memory; see `Placement`."""
+        size, layout = placement.page_size or page_size_of(call), placement.layout or Layout.PACKED
+        if size % 16 or layout not in self.capabilities().layouts:
+            raise Unsupported(f"{self.id} takes no pages of {size} rows, {layout}.", rule="P-PLACEMENT")
+        torch.set_num_threads(min(threads or call.provenance.threads or torch.get_num_threads(), MAX_THREADS))
+        isa, kind, extra = _isa(call, None), kind_of(call, None), placement.padding.get(Padding.HEADS, 0)
+        geometry = placed(fresh(call, size), placement)
+        cache = lay_out(build_cache(call, geometry, isa, kind, None, hot=True), layout)
+        out = _attend(more_heads(call, extra), geometry, isa, kind, cache, None, self.split, False)
+        return Tensors(Bits(out[geometry.row_slots][:, real_heads(call, extra)], call.dtype), None)
 
 
 class VllmCpuNoSplit(VllmCpu):
@@ -120,8 +148,8 @@ class VllmCpuNoSplit(VllmCpu):
 
     def advertised(self) -> frozenset[ClaimId]:
         """What was found to hold; vLLM promises nothing in writing (docs/findings.md)."""
-        batch = {"threads", "requests", "rows", "solo", "subbatch", "chunks", "decode"}
-        return frozenset({"rerun", "recorded", *batch})
+        batch = {"threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", "padding"}
+        return frozenset({"rerun", "recorded", *PLACES, *batch})
 
 
 def _isa(call: AttentionCall, plan: LaunchPlan | None) -> str:
@@ -137,21 +165,23 @@ def _attend(
     at: Geometry,
     isa: str,
     kind: CacheKind,
+    cache: tuple[torch.Tensor, ...],
     plan: LaunchPlan | None,
     split: bool,
     same_plan: bool,
 ) -> Any:
     """Launch the operator; returns O `[slots, H, D]` as bit patterns."""
     dtype = torch_dtype(call.dtype)
-    q = np.zeros((at.slots, *call.q.shape[1:]), call.q.data.dtype)
+    # Slots that belong to no row hold queries of rows: nothing may read them.
+    q = call.q.data[np.arange(at.slots) % call.num_rows]
     q[at.row_slots] = call.q.data
     query = to_torch(Bits(q, call.dtype))
-    keys, values = build_cache(call, at, isa, kind, plan).chunk(2, dim=2)
+    keys, values = cache
     starts, lengths, tables = map(torch.from_numpy, (at.starts.copy(), at.seq_lens.copy(), at.tables.copy()))
     window = -1 if call.conventions.window is None else call.conventions.window
     scalars = {} if plan is None else plan.scalars
     schedule = operators().get_scheduler_metadata(
-        len(at.owners),
+        at.seq_lens.size,
         int(scalars.get("plan_heads", call.num_heads) or call.num_heads),
         call.num_kv_heads,
         call.head_dim,

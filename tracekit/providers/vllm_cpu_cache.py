@@ -7,6 +7,8 @@ import torch
 
 from tracekit.errors import Unsupported
 from tracekit.model import Array, AttentionCall, Bits, DType, LaunchPlan
+from tracekit.providers.pages import hot_rows
+from tracekit.providers.placement import Layout
 from tracekit.providers.torch_tensors import torch_dtype
 from tracekit.providers.vllm_cpu_launch import KV_DTYPES, Geometry, held
 from tracekit.providers.vllm_cpu_packing import packing
@@ -84,7 +86,13 @@ def encode(values: Bits, kind: DType, scale: float) -> Array:
 
 
 def build_cache(
-    call: AttentionCall, at: Geometry, isa: str, kind: CacheKind, plan: LaunchPlan | None
+    call: AttentionCall,
+    at: Geometry,
+    isa: str,
+    kind: CacheKind,
+    plan: LaunchPlan | None,
+    *,
+    hot: bool = False,
 ) -> torch.Tensor:
     """Return the cache `[pages, Hkv, 2 * page_size, D]`, packed as the code path reads it.
 
@@ -94,12 +102,14 @@ def build_cache(
         isa: the code path.
         kind: how values are stored.
         plan: holds the FP8 bytes as they were, where it is given.
+        hot: fill what no row stands in with numbers of their size; else with zeros.
     """
     heads, dim, dtype = call.num_kv_heads, call.head_dim, torch_dtype(call.dtype)
     fp8 = FLOAT8.get(kind.name)
     container = np.dtype(np.uint8) if fp8 else call.q.data.dtype
     keys = np.zeros((at.pages * at.page_size, heads, dim), container)
     values = np.zeros_like(keys)
+    free = np.ones(len(keys), np.bool_)
     rows, first = held(call), 0
     for owner in range(len(rows)):
         table = at.tables[at.owners.index(owner)].astype(np.int64)
@@ -114,6 +124,11 @@ def build_cache(
         else:
             keys[slots], values[slots] = encode(k, fp8, kind.k_scale), encode(v, fp8, kind.v_scale)
         first += rows[owner].count
+        free[slots] = False
+    if hot:
+        for side in (keys, values):
+            numbers = hot_rows(Bits(side[~free], fp8 or call.dtype))
+            side[free] = numbers[np.arange(int(free.sum())) % len(numbers)]
     order = packing(isa, dtype, kind.name, at.page_size, dim)
     shape = (at.pages, at.page_size, heads, dim)
     packed = order.pack(
@@ -122,6 +137,17 @@ def build_cache(
     words = packed.view(np.dtype(f"i{packed.itemsize}") if fp8 is None else np.uint8)
     tensor = torch.from_numpy(words.reshape(at.pages, heads, 2 * at.page_size, dim))
     return tensor if fp8 else tensor.view(dtype)
+
+
+def lay_out(cache: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """Return keys and values `[pages, Hkv, page_size, D]` of a cache that `build_cache` made, in a layout.
+
+    Inside the page of a head the order stays: the operator asks for the strides of pages and heads only.
+    """
+    if layout is Layout.HEADS_FIRST:
+        cache = cache.transpose(0, 1).contiguous().transpose(0, 1)
+    sides = cache.chunk(2, dim=2)
+    return tuple(side.contiguous() for side in sides) if layout is Layout.APART_HND else sides
 
 
 assert set(FLOAT8) | {"auto"} == set(KV_DTYPES)

@@ -7,12 +7,13 @@ its own, as the engine would launch it, over the pages of its request.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.model import AttentionCall, KVFamily, KVRows, LaunchPlan, Ranges
+from tracekit.providers.placement import NULL_PAGE, Padding, Placement
 
 DEFAULT_PAGE = 128
 MAX_THREADS = 1024
@@ -161,6 +162,25 @@ def fresh(call: AttentionCall, page_size: int) -> Geometry:
         row[: counts[owner]] = first[owner] + np.arange(counts[owner])
     slots = np.arange(call.num_rows)
     return Geometry(slots, call.num_rows, starts, seq_lens, tables, owners, int(first[-1]), page_size)
+
+
+def placed(at: Geometry, placement: Placement) -> Geometry:
+    """Return a fresh launch with other page numbers, and with slots and requests that hold nothing.
+
+    Empty requests have no row and no KV; their tables, and the ends of all tables, name the null page.
+    """
+    slots, empty = (placement.padding.get(kind, 0) for kind in (Padding.ROWS, Padding.REQUESTS))
+    names, total = placement.pages(at.pages)
+    needed = -(-at.seq_lens[:, None] // at.page_size)
+    tables = np.where(np.arange(at.tables.shape[1]) < needed, names[at.tables], NULL_PAGE).astype(np.int32)
+    return replace(
+        at,
+        slots=at.slots + slots,
+        starts=np.append(at.starts, np.repeat(at.starts[-1:], empty)),
+        seq_lens=np.append(at.seq_lens, np.zeros(empty, np.int32)),
+        tables=np.concatenate([tables, np.full((empty, tables.shape[1]), NULL_PAGE, np.int32)]),
+        pages=total,
+    )
 
 
 def page_size_of(call: AttentionCall) -> int:

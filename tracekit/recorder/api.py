@@ -4,7 +4,6 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
@@ -51,6 +50,7 @@ class Writer(Protocol):
 
 
 BUILTIN = {
+    "megatron": "tracekit.engines.megatron:attach",
     "transformers": "tracekit.engines.transformers:attach",
     "vllm": "tracekit.engines.vllm:attach",
 }
@@ -179,11 +179,11 @@ def _save(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[AttentionCall]:
     recording, calls = session.finish(progress)
+    more: dict[str, Any] = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
         if progress is not None:
-            write = partial(write, progress=lambda done, _: progress(done, len(calls), "calls written"))
-    more = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
+            more["progress"] = lambda done, _: progress(done, len(calls), "calls written")
     session.written = write(path, recording, calls, **more)
     return calls
 

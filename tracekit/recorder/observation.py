@@ -65,9 +65,14 @@ class LateGradients:
     """Gradients of one launch: an engine's hooks fill them in when its backward runs, long after the launch.
 
     Fields as those of `model.Gradients`, by handle, None until they came. Where `d_out` never comes, the call
-    has no gradients; `lost` says why some that should be there are not.
+    has no gradients.
+
+    Args:
+        expected: whether somebody waits for them; a model in evaluation mode may run without a backward.
+        lost: why some that should be there are not.
     """
 
+    expected: bool = True
     d_out: Bits | None = None
     d_q: Bits | None = None
     d_kv: dict[Handle, dict[KVFamily, KVRows]] = field(default_factory=dict)

@@ -346,7 +346,8 @@ class Session:
     def _tell_gradients(self, expected: list[LateGradients]) -> None:
         """Say which launches were to have gradients and lack some. Their forward is as good as any."""
         missing = [
-            late.lost or ("" if late.d_out is not None else "their backward never ran") for late in expected
+            late.lost or ("their backward never ran" if late.expected and late.d_out is None else "")
+            for late in expected
         ]
         lost = Counter(filter(None, missing))
         if lost:

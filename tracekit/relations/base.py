@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from tracekit.model import AttentionCall
-from tracekit.providers.base import Launch, Provider
+from tracekit.providers.base import Capabilities, Launch, Provider
 from tracekit.verdict import ClaimId
 
 
@@ -58,6 +58,20 @@ class Relation(Protocol):
     def broken(self) -> Provider:
         """Return the negative control: right on the baseline call, wrong through this claim's mechanism."""
         ...
+
+
+@runtime_checkable
+class Physical(Protocol):
+    """What a relation adds whose variants lie elsewhere in memory: it asks only for what a kernel takes."""
+
+    def on(self, capabilities: Capabilities) -> Relation:
+        """Return the relation for a kernel; it applies to nothing where the kernel takes no variant."""
+        ...
+
+
+def on_kernel(relation: Relation, capabilities: Capabilities) -> Relation:
+    """Return a relation for a kernel; most ask the same of every kernel."""
+    return relation.on(capabilities) if isinstance(relation, Physical) else relation
 
 
 def rng(seed: int, claim: ClaimId) -> np.random.Generator:

@@ -20,6 +20,10 @@ BUILTIN: Mapping[ClaimId, str] = {
     "subbatch": "tracekit.relations.subbatch:Subbatch",
     "chunks": "tracekit.relations.chunks:Chunks",
     "decode": "tracekit.relations.decode:Decode",
+    "page-ids": "tracekit.relations.page_ids:PageIds",
+    "page-size": "tracekit.relations.page_size:PageSize",
+    "layout": "tracekit.relations.layout:PageOrder",
+    "padding": "tracekit.relations.padding:Padded",
     "control": "tracekit.relations.control:Control",
 }
 """Claim id -> `module:class`, in the order of reports."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, IndexerCall
-from tracekit.providers.base import Execution, Launch, Provider, roundings
+from tracekit.providers.base import Launch, Provider, roundings
 from tracekit.providers.indexers import IndexerLaunch, IndexerProvider
 from tracekit.relations.base import Variant
 from tracekit.relations.indexers import IndexerVariant
@@ -76,7 +76,7 @@ class Child:
     def _run(self, launch: Launch | IndexerLaunch, threads: int) -> Answered:
         """Run a launch; where it asks for no number of threads, with those of the user."""
         if not launch.execution.threads:
-            launch = replace(launch, execution=Execution(threads=threads))
+            launch = replace(launch, execution=replace(launch.execution, threads=threads))
         run: Any = self.provider.run
         if isinstance(launch, IndexerLaunch):
             answered = gather_choices(launch, run(launch))

@@ -10,12 +10,13 @@ from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsuppor
 from tracekit.model import DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Capabilities, Provider
 from tracekit.providers.indexers import IndexerProvider
+from tracekit.providers.placement import Layout, Padding
 from tracekit.replayer.messages import Description
 
 MOST_TEXT = 300
 """Characters that a provider may add to a report at once."""
 
-_Kind = TypeVar("_Kind", DType, KVFamily)
+_Kind = TypeVar("_Kind", DType, KVFamily, Layout, Padding, int)
 
 
 def description(provider: Provider | IndexerProvider, *, indexer: bool = False) -> Description:
@@ -117,6 +118,9 @@ def _capabilities(given: object) -> Capabilities:
         dtypes=frozenset(_members(given.dtypes, DType, "dtypes")),
         families=frozenset(_members(given.families, KVFamily, "families")),
         max_head_dim=given.max_head_dim,
+        page_sizes=tuple(_members(given.page_sizes, int, "page_sizes")),
+        layouts=tuple(_members(given.layouts, Layout, "layouts")),
+        padding=frozenset(_members(given.padding, Padding, "padding")),
         score_dtype=_dtypes(given.score_dtype, "score_dtype"),
         probability_dtype=_dtypes(given.probability_dtype, "probability_dtype"),
         **flags,

@@ -9,6 +9,7 @@ from tracekit.model import AttentionCall
 from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
 from tracekit.providers.recorded_answer import RecordedAnswer
+from tracekit.relations.base import on_kernel
 from tracekit.relations.registry import relation
 from tracekit.replayer.indexers import IndexerSession, indexers_of, judged
 from tracekit.replayer.messages import Broken, Named, NamedIndexer
@@ -239,7 +240,9 @@ class _Desk:
         assert worker.description is not None
         advertised = worker.description.advertised
         chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
-        tallies = [Tally(one, planned.provider, probed) for one, probed in chosen]
+        capabilities = worker.description.capabilities
+        assert capabilities is not None
+        tallies = [Tally(on_kernel(one, capabilities), planned.provider, probed) for one, probed in chosen]
         return Session(
             planned.provider,
             tallies,
@@ -247,7 +250,7 @@ class _Desk:
             self._controls,
             self._seed,
             self._threads,
-            worker.description.capabilities,
+            capabilities,
         )
 
     def _worker(self, planned: Planned, call: AttentionCall) -> Worker:

@@ -8,7 +8,8 @@ import numpy as np
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, DType, Ranges, Selection
-from tracekit.providers.base import Launch, Provider, Tensors, roundings
+from tracekit.providers.base import Execution, Launch, Provider, Tensors, roundings
+from tracekit.providers.placement import Placement
 from tracekit.testing.build import dense_call, sparse_call
 
 
@@ -142,6 +143,26 @@ class ProviderSuite:
             bounded = compare_envelope(call, envelope(call, where), tensors.out, tensors.lse)
             assert bounded.inside.compared.elements
             assert bounded.outside.first is None, f"{provider.id}: {bounded.outside.first}"
+
+    def test_answers_in_every_place_that_it_takes_lie_in_the_envelope(self) -> None:
+        provider = self.provider()
+        where, call = self._places(provider), self.taken(provider)[0]
+        bound = envelope(call, Roundings(*roundings(provider, call)))
+        for placement in where:
+            launch = Launch((call,), Execution(placement=placement))
+            (tensors,) = provider.run(launch).tensors
+            assert tensors.out.shape == (call.num_rows, call.num_heads, call.value_dim)
+            outside = compare_envelope(call, bound, tensors.out, tensors.lse).outside
+            assert outside.first is None, f"{provider.id}, {placement}: {outside.first}"
+
+    def _places(self, provider: Provider) -> list[Placement]:
+        """One placement for each page size, layout and kind of padding that the provider says it takes."""
+        takes = provider.capabilities()
+        assert list(takes.page_sizes) == sorted(set(takes.page_sizes))
+        assert bool(takes.page_sizes) == bool(takes.layouts)
+        sizes = [Placement(page_size=size, shuffle=size, gaps=1) for size in takes.page_sizes]
+        layouts = [Placement(layout=layout) for layout in takes.layouts]
+        return sizes + layouts + [Placement(padding={kind: 3}) for kind in sorted(takes.padding)]
 
     def _answer(self, provider: Provider, call: AttentionCall) -> Tensors:
         (tensors,) = provider.run(Launch((call,))).tensors

@@ -10,7 +10,7 @@ from tracekit.compare import Comparison, Roundings, compare_bits, compare_envelo
 from tracekit.controls.base import Correct
 from tracekit.model import AttentionCall, Bits, Origin, Output
 from tracekit.providers.base import Launch, Provider
-from tracekit.relations.base import Expectation, Relation, Variant
+from tracekit.relations.base import Expectation, Relation, Variant, on_kernel
 from tracekit.replayer.messages import Answered, gather
 from tracekit.testing.build import dense_call, sparse_call
 
@@ -25,6 +25,11 @@ class RelationSuite:
     """
 
     relation: ClassVar[Relation]
+
+    @property
+    def bound(self) -> Relation:
+        """The relation, asking for what the correct kernel takes."""
+        return on_kernel(self.relation, self.correct().capabilities())
 
     def calls(self) -> Sequence[AttentionCall]:
         """Return the calls to try; the relation must apply to at least one."""
@@ -41,12 +46,12 @@ class RelationSuite:
 
     def applicable(self) -> list[AttentionCall]:
         """Return the calls that the relation applies to."""
-        return [call for call in self.calls() if self.relation.applies(call) is None]
+        return [call for call in self.calls() if self.bound.applies(call) is None]
 
     def test_it_says_what_it_is(self) -> None:
-        assert self.relation.id
-        assert self.relation.promise
-        assert self.applicable(), f"{self.relation.id} applies to no call of the suite"
+        assert self.bound.id
+        assert self.bound.promise
+        assert self.applicable(), f"{self.bound.id} applies to no call of the suite"
 
     def test_variants_hold_every_row(self) -> None:
         for call in self.applicable():
@@ -80,11 +85,11 @@ class RelationSuite:
 
     def test_the_twin_is_right_on_the_baseline(self) -> None:
         for call in self.applicable():
-            if self.relation.expects is not Expectation.BASELINE:
+            if self.bound.expects is not Expectation.BASELINE:
                 # Such a twin is wrong on the call as it stands: that is its fault.
-                assert self._judge(self.relation.broken(), call).first is not None
+                assert self._judge(self.bound.broken(), call).first is not None
                 continue
-            right, wrong = self._run(self.correct(), call), self._run(self.relation.broken(), call)
+            right, wrong = self._run(self.correct(), call), self._run(self.bound.broken(), call)
             assert right.out.same(wrong.out)
             assert right.lse is not None
             assert wrong.lse is not None
@@ -92,10 +97,10 @@ class RelationSuite:
 
     def test_the_twin_is_refuted(self) -> None:
         for call in self.applicable():
-            assert self._judge(self.relation.broken(), call).first is not None
+            assert self._judge(self.bound.broken(), call).first is not None
 
     def _variants(self, call: AttentionCall) -> list[Variant]:
-        return list(self.relation.variants(call, seed=7))
+        return list(self.bound.variants(call, seed=7))
 
     def _run(self, provider: Provider, call: AttentionCall) -> Answered:
         launch = Launch((call,))
@@ -103,12 +108,12 @@ class RelationSuite:
 
     def _judge(self, provider: Provider, call: AttentionCall) -> Comparison:
         """Run the baseline and all variants on one kernel, and compare as a replay does."""
-        if self.relation.expects is Expectation.ENVELOPE:
+        if self.bound.expects is Expectation.ENVELOPE:
             answer = self._run(provider, call)
             return compare_envelope(call, envelope(call, Roundings()), answer.out, answer.lse).outside
-        kernel = self.correct() if self.relation.expects is Expectation.TRACE else provider
+        kernel = self.correct() if self.bound.expects is Expectation.TRACE else provider
         baseline = self._run(kernel, call)
-        if self.relation.expects is Expectation.TRACE:
+        if self.bound.expects is Expectation.TRACE:
             # What such a twin spoils is the answer that was judged.
             call = _answered(call, baseline)
         found = Comparison()

@@ -34,7 +34,7 @@ class Watch:
             execute(module)  # type: ignore[arg-type]
             call(plugin)
 
-        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign, assignment]
+        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
 
 
@@ -60,5 +60,5 @@ def run_hidden() -> None:
 
 if __name__ == "sitecustomize":
     if os.environ.get("TRACEKIT_RECORD"):
-        sys.meta_path.insert(0, Watch())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, Watch())
     run_hidden()

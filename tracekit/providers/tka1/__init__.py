@@ -7,6 +7,7 @@ from typing import Literal
 from tracekit.env import settings
 from tracekit.providers.tka1 import native, numpy_form
 from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
 
 __all__ = [
     "LEAF",
@@ -18,8 +19,11 @@ __all__ = [
     "Outputs",
     "Partials",
     "Ranges",
+    "Run",
     "Served",
     "attention",
+    "fewest_runs",
+    "merge",
     "partials",
     "serving",
 ]
@@ -69,10 +73,24 @@ def attention(
 
 
 def partials(
-    inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None
+    inputs: Inputs,
+    *,
+    run: Run | None = None,
+    form: Form = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
 ) -> Partials:
-    """Compute the rows before S10 (sink and division); arguments and errors as `attention`."""
-    return _pick(form, isa)[2](inputs, settings().threads if threads is None else threads)
+    """Compute the rows before S10 (sink and division), whole or of one aligned run of leaves (S14).
+
+    Args:
+        inputs: the launch.
+        run: only these leaves; `merge` puts the partials of several runs together.
+        form: as `attention`, like the others; errors as there.
+        threads: as `attention`.
+        isa: as `attention`.
+    """
+    some = inputs if run is None else within(inputs, run)
+    return _pick(form, isa)[2](some, settings().threads if threads is None else threads)
 
 
 _Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]

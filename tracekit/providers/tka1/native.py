@@ -58,27 +58,41 @@ class Library:
 
     def run(self, inputs: Inputs, threads: int = 1) -> Outputs:
         """Compute a launch on up to `threads` threads; the number changes no bit (S15)."""
+        return self._outputs(self.handle.tka1_run, inputs, threads)
+
+    def partials(self, inputs: Inputs, threads: int = 1) -> Partials:
+        """Compute the rows before S10."""
+        return self._partials(self.handle.tka1_run, inputs, threads)
+
+    def clear_run(self, inputs: Inputs, threads: int = 1) -> Outputs:
+        """Compute a launch by the clear form (kernels/tk_clear.h), slowly and on one thread."""
+        return self._outputs(self.handle.tka1_clear, inputs, threads)
+
+    def clear_partials(self, inputs: Inputs, threads: int = 1) -> Partials:
+        """Compute the rows before S10 by the clear form."""
+        return self._partials(self.handle.tka1_clear, inputs, threads)
+
+    def _outputs(self, entry: Any, inputs: Inputs, threads: int) -> Outputs:
         rows, heads, _ = inputs.q.shape
         out = Outputs(
             np.empty((rows, heads, inputs.value_dim), np.uint16),
             np.empty((rows, heads), np.uint32),
             np.empty((rows, heads), np.uint32),
         )
-        self._call(inputs, threads, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
+        self._call(entry, inputs, threads, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
         return out
 
-    def partials(self, inputs: Inputs, threads: int = 1) -> Partials:
-        """Compute the rows before S10."""
+    def _partials(self, entry: Any, inputs: Inputs, threads: int) -> Partials:
         rows, heads, _ = inputs.q.shape
         part = Partials(
             np.empty((rows, heads, inputs.value_dim), np.uint32),
             np.empty((rows, heads), np.uint32),
             np.empty((rows, heads), np.int32),
         )
-        self._call(inputs, threads, acc=part.acc, l=part.l, m=part.m)
+        self._call(entry, inputs, threads, acc=part.acc, l=part.l, m=part.m)
         return part
 
-    def _call(self, inputs: Inputs, threads: int, **results: npt.NDArray[Any]) -> None:
+    def _call(self, entry: Any, inputs: Inputs, threads: int, **results: npt.NDArray[Any]) -> None:
         keep: list[Any] = []
         rows, heads, dim = inputs.q.shape
         families = [_family(f, keep) for f in inputs.families] + [_Family()] * (2 - len(inputs.families))
@@ -96,7 +110,7 @@ class Library:
             scale=inputs.scale_bits,
             **{name: _address(array) for name, array in results.items()},
         )
-        if self.handle.tka1_run(ctypes.byref(args), max(1, threads)):
+        if entry(ctypes.byref(args), max(1, threads)):
             raise ProviderFailed(
                 f"{self.path.name} ran out of memory for a launch of {rows} rows; cut the launch.",
                 rule="K-MEMORY",
@@ -177,11 +191,12 @@ def load_file(path: Path, isa: str) -> Library:
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
     handle.tka1_args_size.restype = ctypes.c_int64
-    handle.tka1_run.argtypes = [ctypes.POINTER(_Args), ctypes.c_int]
     if handle.tka1_args_size() != ctypes.sizeof(_Args):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
             library=str(path),
         )
+    for entry in (handle.tka1_run, handle.tka1_clear):
+        entry.argtypes = [ctypes.POINTER(_Args), ctypes.c_int]
     return handle

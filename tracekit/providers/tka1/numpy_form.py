@@ -5,7 +5,7 @@ built the other way round: the C++ walks leaves and keeps unfinished nodes; here
 are computed side by side and the tree is folded level by level.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ from tracekit.providers.tka1 import arithmetic as ar
 from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
 I64 = npt.NDArray[np.int64]
+TOP = 33
+"""A level above every merge."""
+
 BUDGET = 2**17
 """(key, head) pairs that are computed side by side: temporaries stay near 1 MB."""
 
@@ -56,6 +59,32 @@ def partials(inputs: Inputs, threads: int = 1) -> Partials:
         rows = _rows(inputs)
     poisoned = np.isnan(rows.l)[..., None]
     return Partials(np.where(poisoned, np.uint32(ar.NAN), ar.one_nan(rows.acc)), ar.one_nan(rows.l), rows.m)
+
+
+def merge(parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None) -> Outputs:
+    """Merge the partials of disjoint aligned runs, given with their tree keys, ascending (S14).
+
+    Raises:
+        Unsupported: `S1-FLUSH` where the caller flushes subnormals.
+    """
+    ar.require_subnormals()
+    stack: list[tuple[int, Nodes]] = []  # (the level where the node meets the one below it, the node)
+    with np.errstate(all="ignore"):
+        for at, (key, part) in enumerate(parts):
+            level = (parts[at - 1][0] ^ key).bit_length() if at else TOP
+            _merge_below(level, stack)
+            where = np.zeros(len(part.l), np.int64)
+            acc, l = part.acc.view(np.float32), part.l.view(np.float32)  # noqa: E741
+            stack.append((level, Nodes(where, where, acc, l, part.m)))
+        _merge_below(TOP, stack)
+        return _finish(stack[0][1], sink)
+
+
+def _merge_below(level: int, stack: list[tuple[int, Nodes]]) -> None:
+    while len(stack) > 1 and stack[-1][0] < level:
+        _, high = stack.pop()
+        meets, low = stack.pop()
+        stack.append((meets, _merge(low, high)))
 
 
 def _rows(inputs: Inputs) -> Nodes:

@@ -1,0 +1,177 @@
+// tk_tile.h -- many query lines share their keys (prefill, or many heads on one kv head): docs/tka1.md, S4 to S9.
+//
+// Keys and values of a batch of leaves are widened once for all lines. Scores stand as [key][line], so that a lane is
+// a line all the way from the score to l; for the columns a lane is a column.
+#ifndef TK_TILE_H
+#define TK_TILE_H
+#include "tk_node.h"
+#include "tk_rows.h"
+
+namespace tka1 {
+
+class TileWorker {
+ public:
+  static constexpr int kLines = 64;  // enough to pay for widening a leaf, small enough for the second cache
+
+  explicit TileWorker(const tk_args& args) : a_(args), group_(args.H / args.Hkv) {
+    key_stride_ = round_up(std::max(a_.D, a_.DV), 16) + 16;  // 2^n would hit few cache sets
+    rows_.grow((size_t)TK_LEAF * key_stride_);
+    columns_ = round_up(a_.DV, 16) + 16;
+  }
+
+  // Leaves the node of `run` in slot 0 of nodes(); false without keys.
+  bool run(const Tile& tile, const Run& run) {
+    tile_ = tile;
+    kv_head_ = tile.head / group_;
+    plan_.build(a_, tile, run);
+    width_ = round_up(tile.lines());
+    if (width_ > 2 * kLanes) width_ = round_up(width_, kTileLanes * kLanes);
+    nodes_.reset(plan_.depth, tile.lines(), columns_);
+    load_queries();
+    const int leaves = (int)plan_.leaves.size();
+    for (int first = 0, next; first < leaves; first = next) {
+      for (next = first + 1; next < leaves && plan_.leaves[next].end - plan_.leaves[first].begin <= TK_LEAF;) ++next;
+      batch(first, next);
+    }
+    return leaves > 0;
+  }
+  Nodes& nodes() { return nodes_; }
+
+ private:
+  const uint16_t* row_of(int f, int64_t id, bool values) const {
+    const tk_rows& rows = a_.family[f].requests[a_.request[tile_.row]];
+    const size_t at = (size_t)(id - rows.first) * a_.Hkv + kv_head_;
+    return values ? rows.v + at * a_.DV : rows.k + at * a_.D;
+  }
+
+  // Queries as [d][line], so that a vector holds one d of many lines.
+  void load_queries() {
+    float* q = queries_.grow((size_t)a_.D * width_);
+    for (int i = 0; i < width_; ++i) {
+      const size_t row = tile_.row + i / tile_.heads, head = tile_.head + i % tile_.heads;
+      const uint16_t* from = a_.q + (row * a_.H + head) * a_.D;
+      for (int d = 0; d < a_.D; ++d) q[(size_t)d * width_ + i] = i < tile_.lines() ? tk_from_bf16(from[d]) : 0.0f;
+    }
+  }
+
+  void batch(int first, int next) {
+    first_key_ = plan_.leaves[first].begin;
+    keys_ = plan_.leaves[next - 1].end - first_key_;
+    load_rows(first, next, false);
+    scores_.grow((size_t)TK_LEAF * width_);
+    scores(next);
+    nodes_.start_batch();
+    for (int s = first; s < next; ++s) weigh(plan_.leaves[s]);
+    if (!values_are_keys(first, next)) load_rows(first, next, true);
+    const Factors p = {scores_.data(), 1, width_};
+    int c = 0;
+    for (; c + kTileLanes * kLanes <= a_.DV; c += kTileLanes * kLanes) columns<kTileLanes>(c, p);
+    for (; c < a_.DV; c += kLanes) columns<1>(c, p);
+  }
+  template <int N>
+  void columns(int c, Factors p) {
+    const float* values = rows_.data() + c;
+    const ptrdiff_t stride = key_stride_;
+    nodes_.columns<N>(0, tile_.lines(), c, p, first_key_, [=](int y, int n) {
+      return load<Lanes>(values + y * stride + n * kLanes);
+    });
+  }
+
+  void load_rows(int first, int next, bool values) {
+    for (int s = first; s < next; ++s)
+      for (int j = plan_.leaves[s].begin; j < plan_.leaves[s].end; ++j)
+        widen(row_of(plan_.leaves[s].family, plan_.ids[j], values), values ? a_.DV : a_.D,
+              rows_.data() + (size_t)(j - first_key_) * key_stride_);
+  }
+  bool values_are_keys(int first, int next) const {
+    bool same = a_.D == a_.DV;
+    for (int s = first; s < next; ++s) {
+      const tk_rows& rows = a_.family[plan_.leaves[s].family].requests[a_.request[tile_.row]];
+      same &= rows.k == rows.v;
+    }
+    return same;
+  }
+
+  void scores(int next) {
+    if (width_ % (kTileLanes * kLanes) == 0)
+      scores_of<kTileLanes>(next);
+    else if (width_ % (2 * kLanes) == 0)
+      scores_of<2>(next);
+    else
+      scores_of<1>(next);
+  }
+  // A slab of d at a time: its queries stay in the first cache while all keys pass.
+  template <int N>
+  void scores_of(int next) {
+    constexpr int kSlab = 64;
+    for (int d = 0; d < a_.D; d += kSlab)
+      for (int i = 0; i < width_; i += N * kLanes) {
+        const float* q = queries_.data() + (size_t)d * width_ + i;
+        const ptrdiff_t width = width_;
+        const auto rows = [=](int y, int n) { return load<Lanes>(q + y * width + n * kLanes); };
+        by_rows<kTileRows>(keys_, [&](auto height, int j) {
+          constexpr int R = height;
+          if (i == 0) fetch_next(next, j, R, d, std::min(kSlab, a_.D - d));
+          const Matrix to = {scores_.data() + (size_t)j * width_ + i, width_};
+          Sums<R, N> sums;
+          if (d == 0)
+            sums.fill(0.0f);
+          else
+            sums.load_from(to);
+          sums.chain({rows_.data() + (size_t)j * key_stride_ + d, key_stride_, 1}, rows, 0, std::min(kSlab, a_.D - d));
+          sums.store_to(to);
+        });
+      }
+  }
+  // While batch keys j .. j + count are scored, the same ones of the next batch are on their way.
+  void fetch_next(int next, int j, int count, int d, int width) {
+    if (next == (int)plan_.leaves.size()) return;
+    const int end = (int)plan_.ids.size();
+    for (int i = first_key_ + keys_ + j; i < std::min(end, first_key_ + keys_ + j + count); ++i) {
+      const int f = plan_.leaves[next].family;
+      fetch(row_of(f, plan_.ids[i], false) + d, width);
+      if (d < a_.DV) fetch(row_of(f, plan_.ids[i], true) + d, std::min(width, a_.DV - d));
+    }
+  }
+
+  void weigh(const Leaf& leaf) {
+    const Nodes::Place place = nodes_.open(leaf);
+    const bool ragged = look(leaf, place);
+    float* x = scores_.data() + (size_t)(leaf.begin - first_key_) * width_;
+    const int lines = round_up(tile_.lines()), keys = leaf.end - leaf.begin;
+    largest_.resize(width_), poison_.resize(width_);
+    const auto weigh = ragged ? weigh_lines<false> : weigh_lines<true>;
+    weigh(x, width_, lines, keys, tk_f32(a_.scale), {place.from, place.until}, place.to, largest_.data(),
+          poison_.data());
+    nodes_.close(ragged);
+  }
+  // What each line sees of a leaf; true if some line does not see all of it.
+  bool look(const Leaf& leaf, const Nodes::Place& place) {
+    const tk_family& family = a_.family[leaf.family];
+    if (family.ids) return false;  // a list has one row
+    const int64_t first = plan_.ids[leaf.begin], keys = leaf.end - leaf.begin;
+    bool ragged = false;
+    for (int r = 0; r < tile_.rows; ++r) {
+      const int64_t from = std::clamp<int64_t>(family.lo[tile_.row + r] - first, 0, keys);
+      const int64_t until = std::clamp<int64_t>(family.hi[tile_.row + r] - first, from, keys);
+      ragged |= from != 0 || until != keys;
+      std::fill_n(place.from + r * tile_.heads, tile_.heads, (int32_t)from);
+      std::fill_n(place.until + r * tile_.heads, tile_.heads, (int32_t)until);
+    }
+    for (int i = tile_.lines(); i < round_up(tile_.lines()); ++i) place.from[i] = place.until[i] = 0;
+    return ragged;
+  }
+
+  const tk_args& a_;
+  const int group_;
+  int key_stride_, columns_, kv_head_ = 0, width_ = 0, first_key_ = 0, keys_ = 0;
+  Tile tile_ = {};
+  Plan plan_;
+  Nodes nodes_;
+  Floats queries_, rows_, scores_;
+  std::vector<float> largest_;
+  std::vector<int32_t> poison_;
+};
+
+}  // namespace tka1
+#endif

@@ -1,0 +1,210 @@
+"""A launch that fails moves nothing, whatever the failure; its retry is held to what it was."""
+
+import numpy as np
+import pytest
+from hypothesis import event as tally
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from tests.gate.engine import KEYS, Engine, KernelProcess, pages
+from tracekit.errors import GateRefused, ProviderFailed
+from tracekit.gate import RequestGate
+from tracekit.model import Mode
+from tracekit.model.events import NewWeights, Preempt, Rollback
+from tracekit.providers.base import Launch
+from tracekit.providers.portable import Tka1
+
+FAULTS = {
+    "raises": ArithmeticError,
+    "nan": GateRefused,
+    "flag": GateRefused,
+    "dies": ProviderFailed,
+    "killed": ProviderFailed,
+}
+ENGINE = Engine()
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    kernel = KernelProcess()
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def gate():
+    return RequestGate()
+
+
+def launch(gate, kernel, call, **options):
+    return gate.run(call, kernel, flags=kernel.flags, **options)
+
+
+def same(answer, call):
+    (wanted,) = Tka1().run(Launch((call,))).tensors
+    return answer.out.same(wanted.out) and answer.lse.same(wanted.lse)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_launch_moves_nothing_and_its_retry_is_the_same_launch(gate, kernel, fault):
+    call = ENGINE.call(0, [("a", 0, 9)])
+    before = gate.digest
+    kernel.fault = fault
+
+    with pytest.raises(FAULTS[fault]) as failed:
+        launch(gate, kernel, call)
+    if FAULTS[fault] is GateRefused:
+        assert failed.value.rule == {"nan": "G-NON-FINITE", "flag": "G-FLAG"}[fault]
+    assert gate.digest == before
+
+    for wrong, tensor in (("q", "q"), ("keys", "dense keys")):
+        with pytest.raises(GateRefused) as other:
+            launch(gate, kernel, ENGINE.call(0, [("a", 0, 9)], wrong=wrong))
+        assert other.value.rule == "G-RETRY-BYTES"
+        assert other.value.fields == {
+            "request": str(KEYS["a"]),
+            "layer": 0,
+            "position": 0,
+            "tensor": tensor,
+        }
+        assert gate.digest == before
+    assert same(launch(gate, kernel, call), call)
+    assert gate.digest != before
+
+
+def test_a_retry_writes_the_same_slots(gate, kernel):
+    call = ENGINE.call(0, [("a", 0, 9)])
+    there, elsewhere = (pages(call, {KEYS["a"]: table}) for table in ([3, 4, 5], [3, 4, 6]))
+    kernel.fault = "dies"
+    with pytest.raises(ProviderFailed):
+        launch(gate, kernel, call, slots=there)
+
+    with pytest.raises(GateRefused) as other:
+        launch(gate, kernel, call, slots=elsewhere)
+    assert other.value.rule == "G-RETRY-SLOTS"
+    launch(gate, kernel, call, slots=there)
+
+
+def test_a_retry_may_be_cut_or_mixed_otherwise(gate, kernel):
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, ENGINE.call(0, [("a", 0, 9), ("b", 0, 4)]))
+
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("b", 0, 6)], wrong="q"))
+    launch(gate, kernel, ENGINE.call(0, [("b", 0, 6)]))
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+
+
+@pytest.mark.parametrize("event", [Rollback(str(KEYS["a"]), 0), Preempt(str(KEYS["a"])), NewWeights(1)])
+def test_rows_that_are_given_up_are_not_held_to_anything(gate, kernel, event):
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 4)]))
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE))
+    gate.tell(event)
+    if isinstance(event, NewWeights):
+        gate.tell(Preempt(str(KEYS["a"])))
+
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)], generation=1, wrong="q"))
+
+
+def test_a_pass_is_all_layers_or_none(gate, kernel):
+    before = gate.digest
+
+    def whole():
+        with gate.transaction():
+            for layer in range(2):
+                launch(gate, kernel, ENGINE.call(layer, [("a", 0, 9)]))
+
+    kernel_launch, kernel.launches = kernel.run, 0
+
+    def second_fails(what):
+        kernel.fault = "dies" if kernel.launches == 1 else ""
+        return kernel_launch(what)
+
+    kernel.run = second_fails
+    with pytest.raises(ProviderFailed):
+        whole()
+    del kernel.run
+    assert gate.digest == before
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("a", 0, 9)], wrong="keys"))
+    whole()
+    assert gate.ledger.requests[str(KEYS["a"])].settled().length == 9
+
+
+def test_a_launch_that_runs_while_the_ledger_moves_is_not_committed(gate, kernel):
+    class Meddles(KernelProcess):
+        def run(self, what):
+            gate.tell(NewWeights(1))
+            return kernel.run(what)
+
+    with pytest.raises(GateRefused) as refused:
+        gate.run(ENGINE.call(0, [("a", 0, 4)]), Meddles())
+    assert refused.value.rule == "G-CONCURRENT"
+    assert not gate.ledger.requests
+
+
+class Failures(RuleBasedStateMachine):
+    """Passes over two layers in a transaction, in any order of rows, whose kernels fail at random."""
+
+    kernel: KernelProcess
+
+    def __init__(self):
+        super().__init__()
+        self.gate = RequestGate(prove=True)
+        self.length, self.generation = {}, {}
+
+    def spans(self, names, count):
+        found = [(name, self.length.get(name, 0), self.length.get(name, 0) + count) for name in names]
+        return [span for span in found if span[2] <= 64]
+
+    @rule(
+        names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True),
+        count=st.integers(1, 5),
+        faults=st.lists(st.sampled_from(["", *FAULTS]), min_size=2, max_size=2),
+        seed=st.integers(0, 99),
+    )
+    def serve(self, names, count, faults, seed):
+        spans = self.spans(names, count)
+        if not spans or len({self.generation.get(name, 0) for name, _, _ in spans}) > 1:
+            return
+        generation = self.generation.get(spans[0][0], 0)
+        mode = Mode.DECODE if all(first for _, first, _ in spans) else Mode.PREFILL
+        before = self.gate.digest
+        order = np.random.default_rng(seed).permutation
+        try:
+            with self.gate.transaction():
+                for layer, fault in enumerate(faults):
+                    call = ENGINE.call(layer, spans, mode, generation=generation, order=order)
+                    self.kernel.fault = fault
+                    assert same(launch(self.gate, self.kernel, call), call)
+        except (ArithmeticError, GateRefused, ProviderFailed) as failed:
+            tally(getattr(failed, "rule", "raises"))
+            assert any(faults)
+            assert self.gate.digest == before
+            return
+        assert not any(faults)
+        tally("served")
+        for name, _, end in spans:
+            self.length[name] = end
+
+    @precondition(lambda self: self.length)
+    @rule(data=st.data())
+    def preempt(self, data):
+        name = data.draw(st.sampled_from(sorted(self.length)))
+        if self.length[name]:
+            self.gate.tell(Preempt(str(KEYS[name])))
+            self.length[name], self.generation[name] = 0, self.generation.get(name, 0) + 1
+
+
+def test_random_failures(kernel):
+    from hypothesis.stateful import run_state_machine_as_test
+
+    Failures.kernel = kernel
+    run_state_machine_as_test(
+        Failures, settings=settings(max_examples=20, stateful_step_count=15, deadline=None)
+    )
+    assert kernel.launches > 20

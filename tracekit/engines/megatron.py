@@ -1,0 +1,225 @@
+"""Engine Megatron-core: records the core attention of a language model, forward and backward.
+
+The recorder stands before `forward` of each core attention module of one model, calls the original with the
+original arguments, and looks at what went in and out. Who a row is comes from the arguments of the model's
+own forward. Where a layer is checkpointed, its launches are made again in the backward: the recorder wraps
+what Megatron checkpoints, so that these launches find the forward that they belong to.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from tracekit.engines.megatron_backward import watch
+from tracekit.engines.megatron_call import CoreCall, observe_call
+from tracekit.engines.megatron_identity import model_identity
+from tracekit.engines.megatron_points import (
+    TESTED,
+    Core,
+    Kind,
+    core_attentions,
+    engine_version,
+    language_model,
+    share_of,
+)
+from tracekit.engines.megatron_step import Forward, read_forward
+from tracekit.engines.patch import Entry, UntestedVersion, enter_all
+from tracekit.engines.vllm_check import check_conventions
+from tracekit.errors import Unsupported
+from tracekit.model import Mode
+from tracekit.recorder.observation import LateGradients, Observation
+from tracekit.recorder.session import Session
+
+
+@contextmanager
+def attach(session: Session, *, model: Any, weights_digest: bool = True) -> Iterator[None]:
+    """Record the attention of a model until the context is left.
+
+    Args:
+        session: gets the calls.
+        model: a `GPTModel` or another language model of Megatron-core, bare or in its wrappers.
+        weights_digest: whether to hash the weights for the identity of the trace.
+
+    Raises:
+        Unsupported: `M-MODEL`, `M-HOOK`, `M-CORE`, `M-LAYER`, `M-CP` before anything is touched.
+
+    Warns:
+        UntestedVersion: the version lies outside the tested ones.
+    """
+    recorder = Recorder(session, language_model(model))
+    session.identity = model_identity(recorder.model, weights=weights_digest)
+    with ExitStack() as stack:
+        stack.callback(recorder.end)
+        enter_all(stack, recorder.entries(), recorder.hooks())
+        yield
+
+
+class Recorder:
+    """The hooks of one model.
+
+    Raises:
+        Unsupported: `M-HOOK`, `M-CORE`, `M-LAYER`, `M-CP`.
+    """
+
+    def __init__(self, session: Session, model: torch.nn.Module) -> None:
+        self.model = model
+        self._session = session
+        self._cores = core_attentions(model)
+        self._signature = inspect.signature(type(model).forward)
+        self._forward: Forward | None = None
+        self._recomputed: Forward | None = None
+        self._checkpointing = False
+        self._ended = False
+        self._checked: set[str] = set()
+        session.names.update({core.layer: core.name for core in self._cores})
+        session.share = share_of(self._cores[0].module)
+        session.rank = 0 if session.share is None else session.share.tensor
+        self._untested = not TESTED.hold(engine_version())
+        if self._untested:
+            session.notes["version"] = (
+                f"megatron-core {engine_version()} is outside the tested versions {TESTED}"
+            )
+            warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
+
+    def entries(self) -> list[Entry]:
+        """The attributes that are wrapped: of this model's modules, and Megatron's checkpoint function."""
+        from megatron.core import tensor_parallel
+        from megatron.core.tensor_parallel import random
+
+        entries = [Entry(core.name, vars(core.module), "forward", self._maker(core)) for core in self._cores]
+        for module in (random, tensor_parallel):
+            entries.append(Entry("checkpoint", vars(module), "checkpoint", self._wrap_checkpoint))
+        return entries
+
+    def hooks(self) -> list[Callable[[], Any]]:
+        """Registrations of module hooks; each returns a handle."""
+        model = self.model
+        return [
+            partial(model.register_forward_pre_hook, self._before_forward, with_kwargs=True),
+            partial(model.register_forward_hook, self._after_forward, always_call=True),
+        ]
+
+    def end(self) -> None:
+        """The recording ends: graphs that are still alive give nothing any more."""
+        self._end_recompute()
+        self._ended = True
+
+    def _maker(self, core: Core) -> Callable[[Any], Any]:
+        return lambda _: self._wrap_core(core, core.module.forward)
+
+    def _wrap_core(self, core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if core.kind is Kind.TKA1:
+                # The same computation; Megatron has no place for the LSE, a trace has.
+                result, lse = core.module.attend(*args, **kwargs)
+            else:
+                result, lse = original(*args, **kwargs), None
+            self._look(core, args, kwargs, result, lse)
+            return result
+
+        return forward
+
+    def _wrap_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            forward, runs = self._forward, 0
+
+            def within(*inputs: Any) -> Any:
+                nonlocal runs
+                runs += 1
+                if forward is None or self._ended:
+                    return function(*inputs)
+                with self._checkpoint() if runs == 1 else self._recompute(forward):
+                    return function(*inputs)
+
+            return original(within, *args, **kwargs)
+
+        return checkpoint
+
+    @contextmanager
+    def _checkpoint(self) -> Iterator[None]:
+        """The first run of a checkpointed function: its launches will be made again."""
+        outer, self._checkpointing = self._checkpointing, True
+        try:
+            yield
+        finally:
+            self._checkpointing = outer
+
+    @contextmanager
+    def _recompute(self, forward: Forward) -> Iterator[None]:
+        """Its second run, in the backward: a step of its own, of the tokens of its forward."""
+        if forward.checkpointed and self._recomputed is not forward:
+            self._end_recompute()
+            self._recomputed = forward
+            forward.recomputed += 1
+            self._session.begin({}, expected=forward.checkpointed, mode=Mode.RECOMPUTE)
+        outer, self._forward = self._forward, forward
+        try:
+            yield
+        finally:
+            self._forward = outer
+
+    def _end_recompute(self) -> None:
+        if self._recomputed is not None:
+            self._recomputed = None
+            self._session.end()
+
+    def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+        self._end_recompute()
+        self._forward = None
+        expected = len(self._cores)
+        try:
+            given = self._signature.bind(self.model, *args, **kwargs).arguments
+            forward = read_forward(given)
+            tokens = forward.open(self._session.requests.open)
+            training = self.model.training and torch.is_grad_enabled()
+            self._session.begin(tokens, expected=expected, mode=Mode.TRAINING if training else None)
+            self._forward = forward
+        except Exception as error:
+            self._session.begin({}, expected=expected)
+            self._session.fail(error, "forward", fired=False)
+
+    def _after_forward(self, *_: Any) -> None:
+        self._forward = None
+        self._session.end()
+
+    def _look(self, core: Core, args: Any, kwargs: Any, result: torch.Tensor, lse: Any) -> None:
+        """Record a launch that has already run. Nothing that happens here reaches the engine."""
+        try:
+            forward = self._forward
+            if forward is None:
+                raise Unsupported(
+                    "its forward could not be read (see above), or it ran outside the model's forward.",
+                    rule="M-FORWARD",
+                )
+            forward.checkpointed += self._checkpointing
+            if not self._session.wants(core.layer):
+                self._session.skip()
+                return
+            bound = core.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            call = CoreCall(core, bound.arguments, result, lse)
+            late = LateGradients(self.model.training) if result.requires_grad else None
+            seen = observe_call(call, forward, late)
+            self._check(core, seen)
+            self._session.observe(seen)
+            if late is not None:
+                self._watch(call, forward, late)
+        except Exception as error:
+            self._session.fail(error, f"layer {core.layer}")
+
+    def _check(self, core: Core, seen: Observation) -> None:
+        """A version that nobody has tested shows its conventions at the first launch of each layer."""
+        if self._untested and core.name not in self._checked:
+            check_conventions(seen, "Megatron-core", "M-CONTRADICTED")
+            self._checked.add(core.name)
+
+    def _watch(self, call: CoreCall, forward: Forward, late: LateGradients) -> None:
+        try:
+            watch(call, forward, late, lambda: self._ended)
+        except Unsupported as error:
+            late.lost = str(error)

@@ -1,0 +1,100 @@
+"""Launches that failed after they were let through: they may have written KV already.
+
+A retry is held to what the failed launch was: the same pages, the same bytes. Where the engine gives the
+rows up instead (a preemption, a rollback, new weights), what was attempted is forgotten.
+"""
+
+from dataclasses import dataclass
+
+from tracekit.gate.launch import Extent
+from tracekit.gate.prints import Prints, differing, inputs
+from tracekit.gate.refusal import refuse
+from tracekit.model import AttentionCall, KVFamily
+from tracekit.model.events import (
+    Attend,
+    Event,
+    Evict,
+    Finish,
+    Migrate,
+    NewWeights,
+    Pages,
+    Preempt,
+    ResetCache,
+    Rollback,
+    Sleep,
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a failed launch brought for one request and layer: rows, pages by family, prints."""
+
+    first: int
+    end: int
+    pages: dict[KVFamily, Pages | None]
+    prints: Prints
+
+
+class Attempts:
+    """The failed launches that nothing followed yet."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], Attempt] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
+        """Remember a launch that failed."""
+        prints = inputs(call, spans)
+        for span in event.spans:
+            mine = {place: value for place, value in prints.items() if place.request == span.request}
+            pages = {read.family: read.pages for read in span.reads}
+            self._held[span.request, event.layer] = Attempt(span.first, span.end, pages, mine)
+
+    def succeeded(self, event: Attend) -> None:
+        """Forget what a launch has made good."""
+        for span in event.spans:
+            self._held.pop((span.request, event.layer), None)
+
+    def forget(self, event: Event) -> None:
+        """Forget what an event gives up."""
+        if isinstance(event, NewWeights | ResetCache | Sleep):
+            self._held.clear()
+        elif isinstance(event, Preempt | Rollback | Evict | Finish | Migrate):
+            self._held = {key: held for key, held in self._held.items() if key[0] != event.request}
+
+    def check(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
+        """Hold a launch to the failed one that it repeats, in the rows that both have.
+
+        Raises:
+            GateRefused: `G-RETRY-SLOTS`, `G-RETRY-BYTES`.
+        """
+        tried = [
+            (span, held)
+            for span in event.spans
+            if (held := self._held.get((span.request, event.layer))) is not None
+        ]
+        if not tried:
+            return
+        prints = inputs(call, spans)
+        for span, held in tried:
+            end = min(span.end, held.end)
+            for read in span.reads:
+                mine = (
+                    _slots(pages, read.family, span.first, end)
+                    for pages in (held.pages.get(read.family), read.pages)
+                )
+                if len(set(mine)) > 1:
+                    where = {"request": span.request, "layer": event.layer, "family": read.family.value}
+                    refuse("G-RETRY-SLOTS", "the failed launch wrote elsewhere", **where, position=span.first)
+            for place in differing(held.prints, prints):
+                refuse("G-RETRY-BYTES", "other bytes than in the launch that failed", **place.fields)
+
+
+def _slots(pages: Pages | None, family: KVFamily, first: int, end: int) -> tuple[int, tuple[int, ...]] | None:
+    """The pages of the rows that positions `first .. end - 1` write; their size, too."""
+    if pages is None:
+        return None
+    lo, hi = first // family.ratio, end // family.ratio
+    return pages.rows, pages.table[lo // pages.rows : -(-hi // pages.rows)] if hi > lo else ()

@@ -1,0 +1,167 @@
+"""`RequestGate`: validate, launch, wait, commit. Whatever goes wrong before the commit, nothing moved."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from tracekit.errors import UsageError
+from tracekit.gate.attempts import Attempts
+from tracekit.gate.finite import check_answer
+from tracekit.gate.launch import Extent, SlotMap, attend_of, extents
+from tracekit.gate.prints import Prints, differing, everything
+from tracekit.gate.refusal import refuse
+from tracekit.gate.state import Ledger
+from tracekit.gate.transition import transition
+from tracekit.model import AttentionCall, Rows
+from tracekit.model.events import Attend, Event, GraphUse, NewWeights, Rollback
+from tracekit.providers.base import Execution, Launch, Provider, Tensors
+
+Flags = Callable[[], Iterable[bool]]
+"""Waits for the device and returns the finite flags of the launch, as they are after completion."""
+
+
+class RequestGate:
+    """Knows for every request what may legally come next, and lets only that through.
+
+    It does no arithmetic: answers go through as the provider gave them. It needs no recording, and it is
+    for one engine on one thread; two launches at once are refused (`G-CONCURRENT`).
+
+    Args:
+        ledger: where to begin; the ledger of an earlier gate, or an empty one.
+        prove: keep a fingerprint of each committed row and refuse a row that is computed again with other
+            bytes. Costs a hash of every row of Q, KV and O of each call.
+    """
+
+    def __init__(self, ledger: Ledger | None = None, *, prove: bool = False) -> None:
+        self._ledger = ledger or Ledger()
+        self._attempts = Attempts()
+        self._known: Prints | None = {} if prove else None
+        self._rows: Rows | None = None
+        self._spans: list[Extent] = []
+        self._open: list[tuple[Attend, AttentionCall, list[Extent]]] | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The committed state."""
+        return self._ledger
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of the committed state."""
+        return self._ledger.digest
+
+    def tell(self, event: Event) -> None:
+        """Take an event that is no launch: what the engine did to a request, or to itself.
+
+        Raises:
+            GateRefused: it may not come next; nothing moved.
+        """
+        self._ledger = transition(self._ledger, event)
+        self._attempts.forget(event)
+        if self._known and isinstance(event, NewWeights):
+            self._known.clear()
+        elif self._known and isinstance(event, Rollback):
+            gone = [
+                place for place in self._known if place.request == event.request and place.row >= event.to
+            ]
+            for place in gone:
+                del self._known[place]
+
+    def run(
+        self,
+        call: AttentionCall,
+        provider: Provider,
+        *,
+        execution: Execution | None = None,
+        model_version: int | None = None,
+        graph: GraphUse | None = None,
+        slots: SlotMap | None = None,
+        flags: Flags | None = None,
+    ) -> Tensors:
+        """Run a call if it may come next, and commit it if it ran.
+
+        Args:
+            call: the call; its KV holds the new rows.
+            provider: the kernel.
+            execution: how to run it.
+            model_version: weights that made Q and the new rows; None takes those in force.
+            graph: the graph that the provider replays, in decode.
+            slots: scales and pages of the KV, where there are any.
+            flags: waits for the device and returns the finite flags of the launch.
+
+        Returns:
+            O and LSE, as the provider gave them.
+
+        Raises:
+            GateRefused: the call may not come next, and was not run; or its answer is none. Either way
+                nothing moved, and the call may be tried again.
+            Exception: what the provider raised; nothing moved.
+        """
+        ledger = self._ledger
+        if call.rows is not self._rows:
+            self._spans, self._rows = extents(call.rows), call.rows
+        spans = self._spans
+        version = ledger.model_version if model_version is None else model_version
+        event = attend_of(call, spans, version, graph, slots or {})
+        after = transition(ledger, event)
+        if self._attempts:
+            self._attempts.check(event, call, spans)
+        try:
+            (answer,) = provider.run(Launch((call,), execution or _DEFAULT)).tensors
+            if flags is not None:
+                _check_flags(call, flags())
+            check_answer(call, answer)
+            prints = self._prove(call, spans, answer)
+            if self._ledger is not ledger:
+                refuse("G-CONCURRENT", "another event was committed meanwhile", layer=call.layer)
+        except BaseException:
+            self._attempts.add(event, call, spans)
+            raise
+        self._ledger = after
+        if self._attempts:
+            self._attempts.succeeded(event)
+        if self._known is not None:
+            self._known.update(prints)
+        if self._open is not None:
+            self._open.append((event, call, spans))
+        return answer
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All layers of a pass, or none: where the block raises, the ledger is what it was before it.
+
+        The launches that ran in it count as failed: a retry must write the same slots and the same bytes.
+
+        Raises:
+            UsageError: `G-NESTED`, transactions do not nest.
+        """
+        if self._open is not None:
+            raise UsageError("a transaction of the gate is open already; end it first.", rule="G-NESTED")
+        ledger, known = self._ledger, None if self._known is None else dict(self._known)
+        self._open = []
+        try:
+            yield
+        except BaseException:
+            self._ledger, self._known = ledger, known
+            for event, call, spans in self._open:
+                self._attempts.add(event, call, spans)
+            raise
+        finally:
+            self._open = None
+
+    def _prove(self, call: AttentionCall, spans: list[Extent], answer: Tensors) -> Prints:
+        """Return the prints of a launch; refuse other bytes of a row that was committed before."""
+        if self._known is None:
+            return {}
+        prints = everything(call, spans, answer)
+        for place in differing(self._known, prints):
+            refuse("G-BYTES", "other bytes than when it was committed", **place.fields)
+        return prints
+
+
+_DEFAULT = Execution()
+
+
+def _check_flags(call: AttentionCall, flags: Iterable[bool]) -> None:
+    for number, flag in enumerate(flags):
+        if not flag:
+            refuse("G-FLAG", f"finite flag {number} is false", layer=call.layer)

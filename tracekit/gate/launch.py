@@ -1,0 +1,102 @@
+"""From a call to its event: which rows of which requests, and what they read."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from tracekit.gate.refusal import refuse
+from tracekit.model import AttentionCall, KVFamily, Mode, RequestKey, Rows
+from tracekit.model.events import Attend, GateMode, GraphUse, Pages, Read, Scales, Span
+
+_MODES = {
+    Mode.TRAINING: GateMode.TRAINING,
+    Mode.PREFILL: GateMode.PREFILL,
+    Mode.DECODE: GateMode.EAGER,
+    Mode.RECOMPUTE: GateMode.RECOMPUTE,
+}
+
+
+class Slots(NamedTuple):
+    """Scales and pages of the rows of one request and family, where the engine has any."""
+
+    scales: Scales | None = None
+    pages: Pages | None = None
+
+
+SlotMap = Mapping[tuple[RequestKey, KVFamily], Slots]
+Extent = tuple[RequestKey, str, int, int]
+"""A request of a launch, its name, and the positions `first .. end - 1` of its rows."""
+
+_NOWHERE: SlotMap = {}
+
+
+def extents(rows: Rows) -> list[Extent]:
+    """Return the rows of each request, in the order of the launch, however they are mixed.
+
+    Raises:
+        GateRefused: `G-ROWS-GAP` when they are not consecutive, `G-EMPTY` when a request has none.
+    """
+    count = len(rows.requests)
+    if count == 1:
+        positions = rows.positions
+        first, end = (int(positions.min()), int(positions.max()) + 1) if positions.size else (0, 0)
+        found = [(first, end, positions.size)]
+    elif (
+        count == rows.count
+        and len(one := dict(zip(rows.request.tolist(), rows.positions.tolist(), strict=True))) == count
+    ):
+        found = [(one[at], one[at] + 1, 1) for at in range(count)]  # a decode: one row each
+    else:
+        order = np.argsort(rows.request, kind="stable")
+        starts = np.searchsorted(rows.request[order], np.arange(count + 1))
+        sizes = np.diff(starts)
+        if not sizes.all():
+            refuse(
+                "G-EMPTY", "it has no row in its launch", request=str(rows.requests[int(np.argmin(sizes))])
+            )
+        held = rows.positions[order]
+        lows = np.minimum.reduceat(held, starts[:-1]).tolist()
+        highs = np.maximum.reduceat(held, starts[:-1]).tolist()
+        found = [(lo, hi + 1, n) for lo, hi, n in zip(lows, highs, sizes.tolist(), strict=True)]
+    spans = []
+    for key, (first, end, size) in zip(rows.requests, found, strict=True):
+        name = str(key)
+        if end - first != size:
+            refuse("G-ROWS-GAP", f"{size} rows in positions [{first}, {end})", request=name, position=first)
+        spans.append((key, name, first, end))
+    return spans
+
+
+def attend_of(
+    call: AttentionCall,
+    spans: list[Extent],
+    model_version: int,
+    graph: GraphUse | None = None,
+    slots: SlotMap = _NOWHERE,
+) -> Attend:
+    """Return the event of a call.
+
+    Raises:
+        GateRefused: `G-KV-MISSING` when a request brings fewer rows than it has.
+    """
+    mode = GateMode.GRAPH if graph is not None and call.mode is Mode.DECODE else _MODES[call.mode]
+    parts = []
+    for (key, name, first, end), (held, families) in zip(spans, call.kv.items(), strict=False):
+        if held is not key:
+            families = call.kv[key]
+        reads = []
+        for family in call.selection.families:
+            rows = families[family]
+            if rows.first + rows.keys.data.shape[0] < end // family.ratio:
+                text = (
+                    f"the launch brings the rows before {rows.end}, and the request has {end // family.ratio}"
+                )
+                place = {"request": name, "layer": call.layer, "family": family.value, "position": first}
+                refuse("G-KV-MISSING", text, **place)
+            if slots:
+                reads.append(Read(family, rows.generation, rows.first, *slots.get((key, family), Slots())))
+            else:
+                reads.append(Read(family, rows.generation, rows.first))
+        parts.append(Span(name, first, end, mode, tuple(reads)))
+    return Attend(call.layer, tuple(parts), model_version, call.conventions.window, graph)
