@@ -204,8 +204,9 @@ def test_a_trace_is_written_and_replayed(gpt, tmp_path):
         padded(20, 9).train(gpt(softmax_type="learnable"))
     assert session.problems == []
     assert tracekit.verify(tmp_path / "run.h5") == []
-    report = tracekit.replay(tmp_path / "run.h5")
+    report = tracekit.replay(tmp_path / "run.h5", claims=["recorded", "rerun", "control"])
     assert report.exit_code == 0
     assert report.find("recorded", "megatron").status is tracekit.Status.HELD
     assert report.find("recorded", "megatron").control == "twin-recorded refuted"
+    assert report.find("rerun", "megatron").status is tracekit.Status.HELD
     assert report.find("control", "trace").status is tracekit.Status.BOUNDED
