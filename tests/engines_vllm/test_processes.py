@@ -69,7 +69,7 @@ def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path)
     with tracekit.open(path) as trace:
         assert trace.recording.notes["pid"] == path.stem.rpartition("-")[2] != str(said["pid"])
         lines = trace.recording.ledger
-        assert [line.tag for line in lines if line.tag is not Tag.NORMAL] == [Tag.WARMUP]
+        assert [line.tag for line in lines if line.tag is not Tag.NORMAL] == [Tag.PROFILE]
         assert all(line.complete and line.recorded == 2 for line in lines if line.tag is Tag.NORMAL)
         found = [request.token_ids.tolist() for request in trace.recording.requests]
     assert found == [p + t[:-1] for p, t in zip(prompts, said["tokens"], strict=True)]
