@@ -182,19 +182,17 @@ class Recorder:
             self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
     def _wrap(self, kernel: Kernel, original: Attention | None) -> Attention:
+        layer_of, session = self._modules.get, self._session
+
         def recorded(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
         ) -> tuple[torch.Tensor, Any]:
             function = own_eager(module) if original is None else original
+            layer = layer_of(module)
+            if layer is None or (self._forward is not None and session.passes(layer)):
+                return function(module, query, key, value, attention_mask, **kwargs)
             result = function(module, query, key, value, attention_mask, **kwargs)
-            layer = self._modules.get(module)
-            if layer is None:
-                return result
-            if self._forward is not None and not self._session.wants(layer):
-                self._session.skip()
-            else:
-                call = KernelCall(module, query, key, value, attention_mask, kwargs, result[0])
-                self._look(kernel, call)
+            self._look(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
             return result
 
         return recorded

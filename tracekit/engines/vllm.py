@@ -98,13 +98,14 @@ class Recorder:
                 "model runner", vars(runner), "execute_model", lambda _: self._wrap_step(runner.execute_model)
             )
         ]
-        if hasattr(runner, "_dummy_run"):
-            dummy = runner._dummy_run
-            entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
         for name in self._scheduling:
             impl = self._layers[name].impl
             entries.append(Entry(name, vars(impl), "forward", self._forward_of(name, impl)))
-        return entries + v4_entries(self._v4, self)
+        entries += v4_entries(self._v4, self)
+        if hasattr(runner, "_dummy_run"):
+            dummy = runner._dummy_run
+            entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
+        return entries
 
     def _wrap_dummy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def dummy_run(*args: Any, **kwargs: Any) -> Any:
