@@ -27,6 +27,7 @@ def test_there_are_goldens():
         "qwen3-batch",
         "gpt-oss",
         "deepseek-v4",
+        "deepseek-v4-indexer",
         "vllm-qwen3",
         "vllm-gpt-oss",
         "gpt-train",

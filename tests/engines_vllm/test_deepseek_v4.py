@@ -16,7 +16,7 @@ from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.model import Bits, KVFamily, KVSource, Mode, Origin
 from tracekit.providers.base import Launch
 from tracekit.providers.indexers import IndexerLaunch
-from tracekit.providers.vllm_dsv4 import KERNEL, VllmDsv4
+from tracekit.providers.vllm_dsv4 import KERNEL, VllmDsv4, executed
 from tracekit.providers.vllm_dsv4_cache import FP8
 from tracekit.providers.vllm_dsv4_indexer import VllmDsv4Indexer
 from tracekit.store import write_trace
@@ -207,6 +207,27 @@ def test_its_claims_are_held_from_the_file_alone(ran):
         report = tracekit.replay(path, provider="vllm-dsv4-cpu", claims=claims, calls=[call])
         assert {verdict.status for verdict in report.verdicts} == {Status.HELD}
         assert {verdict.claim for verdict in report.verdicts} == set(claims)
+
+
+@pytest.mark.parametrize(
+    ("name", "claims"), [("deepseek-v4", ["solo", "decode"]), ("deepseek-v4-indexer", ["rows", "chunks"])]
+)
+def test_the_goldens_come_again_where_they_can(name, claims):
+    """Recorded bits where the same library and instructions are here, its other promises everywhere."""
+    path = Path(__file__).parents[2] / "traces" / f"{name}.vllm-cpu.h5"
+    with tracekit.open(path) as trace:
+        other = trace.call(0).provenance.executed.differences(executed())
+    report = tracekit.replay(path, provider="vllm-dsv4-cpu", claims=["recorded", *claims])
+    status = {verdict.claim: verdict.status for verdict in report.verdicts}
+    assert status.pop("recorded") is (Status.NOT_RUN if other else Status.HELD)
+    assert set(status.values()) == {Status.HELD}
+
+
+def test_the_indexers_promises_are_held_on_the_golden():
+    path = Path(__file__).parents[2] / "traces" / "deepseek-v4-indexer.vllm-cpu.h5"
+    report = tracekit.replay(path, claims=["rows", "chunks"])
+    for claim in ("rows", "chunks"):
+        assert report.find(claim, "vllm-dsv4-indexer").status is Status.HELD
 
 
 @pytest.mark.parametrize("broken", ["out", "scales", "order"])

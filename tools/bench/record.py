@@ -87,7 +87,7 @@ def saving() -> Iterator[None]:
 
 
 def probe() -> dict[str, Context]:
-    """mindstudio-probe (the extra `bench`) where it is installed: dumps of the attention modules, level L0."""
+    """mindstudio-probe (extra `bench`), where it is installed: dumps of the attention modules at level L0."""
     if importlib.util.find_spec("msprobe") is None:
         return {}
     from msprobe.pytorch import PrecisionDebugger
@@ -160,7 +160,7 @@ def filtered_out(model: Any, rounds: int) -> Row:
     `ours` is the added time of one call, and `peer` one microsecond, which is the gate.
     """
     table = AttentionInterface._global_mapping
-    session = Session(Filters(layers=frozenset([0])))
+    recorder = Recorder(Session(Filters(layers=frozenset([0]))), model)
     module = model.model.layers[1].self_attn
     tensors = [torch.zeros(1, 9, 1, 64, dtype=torch.bfloat16)] * 3
     answer = tensors[0], None
@@ -179,6 +179,9 @@ def filtered_out(model: Any, rounds: int) -> Row:
     with replaced(Entry("sdpa", table, "sdpa", lambda _: nothing)):
         for _ in range(rounds):
             plain = timed()
-            with recording(model, session)():
+            with ExitStack() as stack:
+                enter_all(stack, recorder.entries(), [])
+                recorder.before_forward(model, (), {"input_ids": torch.tensor([[7]]), "use_cache": False})
                 added.append(timed() - plain)
+                recorder.after_forward()
     return Row("a filtered-out call", statistics.median(added), 1e-6, "1 microsecond", 1.0)

@@ -102,8 +102,8 @@ class Recorder:
         """Registrations of module hooks; each returns a handle."""
         model = self._model
         hooks: list[Callable[[], Any]] = [
-            lambda: model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            lambda: model.register_forward_hook(self._after_forward, always_call=True),
+            lambda: model.register_forward_pre_hook(self.before_forward, with_kwargs=True),
+            lambda: model.register_forward_hook(self.after_forward, always_call=True),
         ]
         if self._modules:
             first = min(self._modules, key=lambda module: self._modules[module])
@@ -113,7 +113,8 @@ class Recorder:
             hooks.append(partial(indexer.register_forward_hook, self._after_indexer, always_call=True))
         return hooks
 
-    def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+    def before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+        """Begin a step: read which tokens the forward is about."""
         self._forward, self._refused = None, {}
         self._indexed.clear()
         expected = len(self._modules)
@@ -133,7 +134,8 @@ class Recorder:
             self._session.begin({}, expected=expected)
             self._session.fail(error, "forward", fired=False)
 
-    def _after_forward(self, *_: Any) -> None:
+    def after_forward(self, *_: Any) -> None:
+        """End the step."""
         self._forward = None
         self._session.end()
 

@@ -9,7 +9,6 @@ then reads back what the kernel has read.
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tracekit.engines.patch import Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_dsv4 import v4_entries
+from tracekit.engines.vllm_gpu import EVIDENCE, GpuCall, observe_gpu, signature_of
 from tracekit.engines.vllm_identity import engine_identity
 from tracekit.engines.vllm_points import (
     TESTED,
@@ -75,7 +75,12 @@ class Recorder:
         self._numbers = {name: layer_number(name) for name in self._layers}
         session.names.update({number: name for name, number in self._numbers.items()})
         self._v4 = {name: layer for name, layer in self._layers.items() if is_v4(layer)}
-        self._scheduling = schedulings(runner, self._layers.keys() - self._v4.keys())
+        self._gpu = {
+            name: signature
+            for name, layer in self._layers.items()
+            if (signature := signature_of(getattr(layer, "impl", None)))
+        }
+        self._scheduling = schedulings(runner, self._layers.keys() - self._v4.keys() - self._gpu.keys())
         self._requests = Requests(session)
         self._checked: set[str] = set()
         self._dummies: int | None = None
@@ -89,6 +94,10 @@ class Recorder:
             versions = " .. ".join(".".join(map(str, version)) for version in TESTED)
             session.notes["version"] = f"{engine_name()} is outside the tested versions {versions}"
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
+        if self._gpu:
+            kernels = ", ".join(sorted({signature.backend for signature in self._gpu.values()}))
+            session.notes["evidence"] = f"{kernels}: {EVIDENCE}"
+            warnings.warn(session.notes["evidence"], UntestedVersion, stacklevel=2)
 
     def entries(self) -> list[Entry]:
         """The attributes of this engine's objects that are wrapped; its classes stay as they are."""
@@ -98,7 +107,7 @@ class Recorder:
                 "model runner", vars(runner), "execute_model", lambda _: self._wrap_step(runner.execute_model)
             )
         ]
-        for name in self._scheduling:
+        for name in (*self._scheduling, *self._gpu):
             impl = self._layers[name].impl
             entries.append(Entry(name, vars(impl), "forward", self._forward_of(name, impl)))
         entries += v4_entries(self._v4, self)
@@ -150,19 +159,19 @@ class Recorder:
             if attn_metadata is None:  # a profiling run, over tokens that nobody sent
                 self.profiled()
             else:
-                call = partial(self._kernel_call, name, layer, query, kv_cache, attn_metadata, output)
-                self.look(name, lambda step: observe_call(call(), step))
+                launch = (query, kv_cache, attn_metadata, output)
+                self.look(name, lambda step: self._observe(name, layer, launch, step))
             return result
 
         return forward
 
-    def _kernel_call(
-        self, name: str, layer: Any, query: Any, kv_cache: Any, metadata: Any, output: Any
-    ) -> KernelCall:
+    def _observe(self, name: str, layer: Any, launch: tuple[Any, Any, Any, Any], step: Step) -> Observation:
         number, impl = self._numbers[name], self._layers[name].impl
-        return KernelCall(
-            name, number, layer, impl, query, kv_cache, metadata, output, self._scheduling[name]
-        )
+        if name in self._gpu:
+            return observe_gpu(
+                GpuCall(name, number, self._gpu[name], impl, *launch, engine=engine_name()), step
+            )
+        return observe_call(KernelCall(name, number, layer, impl, *launch, self._scheduling[name]), step)
 
     def _enter(self, scheduled: Any) -> None:
         self._scheduled, self._step, self._opened, self._refused = scheduled, None, False, None
@@ -220,7 +229,7 @@ class Recorder:
             if not self._session.wants(number):
                 return self._session.skip()
             seen = observe(self._step)
-            if self._untested and name not in self._checked:
+            if (self._untested or name in self._gpu) and name not in self._checked:
                 check_conventions(seen)
                 self._checked.add(name)
             self._session.observe(seen)

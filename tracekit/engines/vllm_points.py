@@ -5,6 +5,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.engines.vllm_gpu import SIGNATURES, signature_of
 from tracekit.errors import Unsupported
 from tracekit.model import Share, Tag
 
@@ -106,10 +107,12 @@ def attention_layers(runner: Any) -> dict[str, Any]:
     }
     for name, layer in layers.items():
         kind = type(getattr(layer, "impl", layer))
-        if not is_v4(layer) and not (hasattr(layer, "impl") and _is_a(layer.impl, IMPLEMENTATIONS)):
+        if not is_v4(layer) and not (
+            hasattr(layer, "impl") and (_is_a(layer.impl, IMPLEMENTATIONS) or signature_of(layer.impl))
+        ):
             raise Unsupported(
                 f"layer {name} runs {kind.__name__}, which is not recorded; the implementations are "
-                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, V4}))}.",
+                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, *SIGNATURES, V4}))}.",
                 rule="V-BACKEND",
                 layer=name,
                 implementation=kind.__name__,
