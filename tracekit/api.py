@@ -1,4 +1,4 @@
-"""The verbs as functions: `tracekit.record`, `open`, `replay`, `diff`, `verify`."""
+"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `verify`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tracekit.compare.diff import Diff, compare_traces
 from tracekit.recorder.api import record
+from tracekit.recorder.merge import merge
 from tracekit.replayer import Report
 from tracekit.replayer import replay as replay_traces
 from tracekit.store import Trace, Violation, open_trace, verify_trace
@@ -14,7 +15,7 @@ from tracekit.store import Trace, Violation, open_trace, verify_trace
 StrPath = str | PathLike[str]
 Names = str | Sequence[str] | None
 
-__all__ = ["diff", "open", "record", "replay", "verify"]
+__all__ = ["diff", "merge", "open", "record", "replay", "verify"]
 
 
 def open(path: StrPath) -> Trace:
