@@ -1,4 +1,4 @@
-"""The verbs as functions: `tracekit.record`, `open`, `replay`, `diff`, `verify`."""
+"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `verify`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -8,6 +8,7 @@ from pathlib import Path
 from tracekit.compare.diff import Diff, compare_traces
 from tracekit.gate.recorded import Judgement, judge
 from tracekit.recorder.api import record
+from tracekit.recorder.merge import merge
 from tracekit.replayer import Report
 from tracekit.replayer import replay as replay_traces
 from tracekit.store import Trace, Violation, open_trace, verify_trace
@@ -15,7 +16,7 @@ from tracekit.store import Trace, Violation, open_trace, verify_trace
 StrPath = str | PathLike[str]
 Names = str | Sequence[str] | None
 
-__all__ = ["diff", "history", "open", "record", "replay", "verify"]
+__all__ = ["diff", "history", "merge", "open", "record", "replay", "verify"]
 
 
 def open(path: StrPath) -> Trace:

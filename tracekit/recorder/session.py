@@ -142,6 +142,13 @@ class Session:
         """
         return self._choice.wants(layer)
 
+    def passes(self, layer: int) -> bool:
+        """Count a launch that is not wanted; whether that was so."""
+        if self._choice.wants(layer):
+            return False
+        self.skip()
+        return True
+
     def skip(self) -> None:
         """Count a launch that `wants` did not want."""
         step = self._open or self._running()
