@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tracekit.api import diff as diff
+    from tracekit.api import history as history
     from tracekit.api import merge as merge
     from tracekit.api import open as open
     from tracekit.api import record as record
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "RequestGate": "tracekit.gate",
     "events": "tracekit.model",
-    **dict.fromkeys(("diff", "merge", "open", "record", "replay", "verify"), "tracekit.api"),
+    **dict.fromkeys(("diff", "history", "merge", "open", "record", "replay", "verify"), "tracekit.api"),
     **dict.fromkeys(("Status", "Verdict"), "tracekit.verdict"),
 }
 

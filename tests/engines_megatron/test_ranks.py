@@ -49,8 +49,7 @@ def test_each_rank_says_which_part_of_the_job_it_is(ranks):
         assert (share.rank, share.world, share.tensor, share.tensor_size) == (rank, RANKS, rank, RANKS)
         assert (share.data, share.data_size, share.kv_heads) == (0, 1, 2)
         assert call.rank == rank
-        assert call.provenance.details["query_heads"] == f"{2 * rank}:{2 * rank + 2} of 4"
-        assert call.provenance.details["key_heads"] == f"{rank}:{rank + 1} of 2"
+        assert (call.num_heads, call.num_kv_heads) == (2, 1)
 
 
 def test_the_heads_of_both_are_those_of_one(ranks, recorded):

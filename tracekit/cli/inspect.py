@@ -90,6 +90,7 @@ def facts(trace: Trace) -> dict[str, Any]:
             }
             for head in trace.indexer_heads
         ],
+        "history": None if recording.history is None else len(recording.history),
         "ledger": [
             {name: getattr(record, name) for name in record.__dataclass_fields__}
             for record in recording.ledger
@@ -120,7 +121,13 @@ def describe(trace: Trace, show_calls: bool) -> Group:
     tables = [_calls(told["calls"]) if show_calls else _shapes(told["calls"])]
     if told["indexer_calls"]:
         tables.append(_indexers(told["indexer_calls"], show_calls))
-    return Group(*lines, *tables, _ledger(told["ledger"]))
+    return Group(*lines, *tables, _ledger(told["ledger"]), Text(_history(told["history"])))
+
+
+def _history(entries: int | None) -> str:
+    if entries is None:
+        return "history   none was recorded: nobody knows whether it was legal"
+    return f"history   {entries} entries; `tracekit verify --history` proves them"
 
 
 def _shapes(calls: list[dict[str, Any]]) -> Table:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from tracekit.env import parse_numbers as parse_numbers
+from tracekit.gate.recorded import Judgement, Legality
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,6 +23,14 @@ def parse_names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def history_words(judgement: Judgement) -> str:
+    """Return what was found of a history, with the place where a rule is broken."""
+    if judgement.status is not Legality.ILLEGAL:
+        return f"{judgement.status}: {judgement.reason}"
+    place = ", ".join(f"{name} {value}" for name, value in judgement.place.items())
+    return f"ILLEGAL {judgement.code} at {place}: {judgement.reason}"
 
 
 def size_words(count: float) -> str:

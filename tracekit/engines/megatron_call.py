@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracekit.canonical.heads import HeadShards
 from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask
 from tracekit.engines.megatron_points import Core, Kind
 from tracekit.engines.megatron_step import Forward, Slots
@@ -243,20 +242,10 @@ def _conventions(
 
 
 def _details(call: CoreCall) -> dict[str, str]:
-    """The module, dtypes that the numbers do not show, and the share of heads of this rank."""
-    module = call.core.module
+    """The module, and the dtype of its sink, which the numbers do not show."""
     details = {"module": call.core.name}
     if call.sink is not None:
         details["sink_dtype"] = str(call.sink.dtype).removeprefix("torch.")
-    group: Any = getattr(module, "tp_group", None)
-    if group is not None and group.size() > 1:
-        config, ranks = module.config, int(group.size())
-        shards = HeadShards(int(config.num_attention_heads), int(config.num_query_groups), ranks)
-        rank = int(group.rank())
-        query, key = shards.query_heads(rank), shards.key_heads(rank)
-        details["tensor_parallel"] = f"rank {rank} of {ranks}"
-        details["query_heads"] = f"{query.start}:{query.stop} of {shards.heads}"
-        details["key_heads"] = f"{key.start}:{key.stop} of {shards.kv_heads}"
     return details
 
 

@@ -35,6 +35,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
+from tracekit.engines.transformers_weights import Weights
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.session import Session
@@ -75,6 +76,7 @@ class Recorder:
         self._modules = attention_modules(model)
         session.names.update({layer: name for name, layer in _names(model, self._modules).items()})
         self._sequences = Sequences(session)
+        self._weights = Weights(model)
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
         self._refused: dict[Any, TracekitError] = {}
@@ -121,10 +123,15 @@ class Recorder:
         try:
             forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
             training = self._model.training and torch.is_grad_enabled()
+            fresh = new_tokens(forward, self._session)
+            if self._weights.changed():
+                self._session.new_weights()
+            held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
             self._session.begin(
-                new_tokens(forward, self._session),
+                fresh,
                 expected=expected,
                 mode=Mode.TRAINING if training else None,
+                spans={handle: (held[handle], held[handle] + len(new)) for handle, new in fresh.items()},
             )
             forward.implementation = str(self._model.config._attn_implementation)
             self._forward = forward
@@ -134,10 +141,10 @@ class Recorder:
             self._session.begin({}, expected=expected)
             self._session.fail(error, "forward", fired=False)
 
-    def after_forward(self, *_: Any) -> None:
+    def after_forward(self, _: Any, __: Any, result: Any) -> None:
         """End the step."""
         self._forward = None
-        self._session.end()
+        self._session.end(failed=result is None)
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
         """See a cache that the model has made itself, before the first layer writes to it."""
