@@ -60,6 +60,9 @@ bench: .venv/.installed
 
 goldens: .venv/.installed
 	$(BIN)/python -m tools.make_goldens
+	PYTHON=$(PYTHON) tools/engines_venv
+	.venv-engines/bin/python -W ignore -m tools.golden_megatron
+	.venv-engines/bin/python -W ignore -m tools.goldens_vllm_paged
 
 clean:
 	rm -rf .venv .venv-core .venv-engines build demo

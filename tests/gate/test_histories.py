@@ -137,7 +137,9 @@ class Histories(RuleBasedStateMachine):
         spans = [self.span(data, name, layer, graph, taken) for name in names]
         off = data.draw(st.sampled_from([-1, 1])) if data.draw(rarely) else 0
         use = self.use(data) if graph else None
-        self.tell(e.Attend(layer, tuple(spans), self.ledger.model_version + off, WINDOWS[layer], use))
+        kernel = "k" if spans[0].mode is GateMode.TRAINING else ""
+        version = self.ledger.model_version + off
+        self.tell(e.Attend(layer, tuple(spans), version, WINDOWS[layer], use, kernel))
 
     def span(self, data, name, layer, graph, taken):
         first, open_end = self.next_of(name, layer)
@@ -177,6 +179,11 @@ class Histories(RuleBasedStateMachine):
             (1, 3) if wrong == "address" else (1, 2),
             4 if wrong == "rows" else 6,
         )
+
+    @rule(data=st.data(), kernel=st.sampled_from(["k", "k", "k", "other"]), old=rarely)
+    def differentiates(self, data, kernel, old):
+        waiting = [*self.ledger.pending, 0]
+        self.tell(e.Backward(data.draw(st.sampled_from(waiting)), kernel, self.ledger.model_version - old))
 
     # requests
 

@@ -17,6 +17,7 @@ import torch
 
 from tracekit.engines.megatron_backward import watch
 from tracekit.engines.megatron_call import CoreCall, observe_call
+from tracekit.engines.megatron_dsa import SparseWatch, observe_choice, observe_sparse
 from tracekit.engines.megatron_identity import model_identity
 from tracekit.engines.megatron_points import (
     TESTED,
@@ -76,6 +77,7 @@ class Recorder:
         self._checkpointing = False
         self._ended = False
         self._checked: set[str] = set()
+        self._sparse = SparseWatch()
         session.names.update({core.layer: core.name for core in self._cores})
         session.share = share_of(self._cores[0].module)
         session.rank = 0 if session.share is None else session.share.tensor
@@ -94,6 +96,8 @@ class Recorder:
         entries = [Entry(core.name, vars(core.module), "forward", self._maker(core)) for core in self._cores]
         for module in (random, tensor_parallel):
             entries.append(Entry("checkpoint", vars(module), "checkpoint", self._wrap_checkpoint))
+        if any(core.kind is Kind.SPARSE for core in self._cores):
+            entries.extend(self._sparse.entries())
         return entries
 
     def hooks(self) -> list[Callable[[], Any]]:
@@ -114,6 +118,7 @@ class Recorder:
 
     def _wrap_core(self, core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
+            self._sparse.clear()
             if core.kind is Kind.TKA1:
                 # The same computation; Megatron has no place for the LSE, a trace has.
                 result, lse = core.module.attend(*args, **kwargs)
@@ -200,6 +205,9 @@ class Recorder:
             if not self._session.wants(core.layer):
                 self._session.skip()
                 return
+            if core.kind is Kind.SPARSE:
+                self._look_sparse(core, forward)
+                return
             bound = core.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             call = CoreCall(core, bound.arguments, result, lse)
@@ -211,6 +219,19 @@ class Recorder:
                 self._watch(call, forward, late)
         except Exception as error:
             self._session.fail(error, f"layer {core.layer}")
+
+    def _look_sparse(self, core: Core, forward: Forward) -> None:
+        """Record a sparse launch and the choice of its indexer; gradients of it are not recorded."""
+        seen = observe_sparse(core, self._sparse.attention, forward)
+        self._session.observe(seen)
+        if self._sparse.choice is None:
+            # A layer that shares the choice of another, or that trains its indexer in a fused function.
+            self._session.notes["indexers"] = f"the choice of layer {core.layer} was not seen"
+            return
+        try:
+            self._session.observe_indexer(observe_choice(core, self._sparse.choice, forward))
+        except Exception as error:
+            self._session.fail(error, f"indexer of layer {core.layer}", fired=False)
 
     def _check(self, core: Core, seen: Observation) -> None:
         """A version that nobody has tested shows its conventions at the first launch of each layer."""

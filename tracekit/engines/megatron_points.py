@@ -132,7 +132,8 @@ def share_of(module: Any) -> Share | None:
 
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return None
-    group = module.tp_group
+    group = getattr(module, "tp_group", None) or module.pg_collection.tp
+    kv_heads = 1 if kind_of(module) is Kind.SPARSE else int(module.config.num_query_groups)
     return Share(
         rank=torch.distributed.get_rank(),
         world=torch.distributed.get_world_size(),
@@ -140,7 +141,7 @@ def share_of(module: Any) -> Share | None:
         data_size=parallel_state.get_data_parallel_world_size(),
         tensor=int(group.rank()),
         tensor_size=int(group.size()),
-        kv_heads=int(module.config.num_query_groups),
+        kv_heads=kv_heads,
     )
 
 

@@ -31,7 +31,7 @@ def on_cpu(rank: int = 0, ranks: int = 1, port: int | None = None) -> Iterator[N
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
 
-    place = f"tcp://127.0.0.1:{port or _free_port()}"
+    place = f"tcp://127.0.0.1:{port or free_port()}"
     with (
         patch.object(torch.cuda, "current_device", lambda: "cpu"),
         patch.object(random, "_get_cuda_rng_state", lambda *_, **__: torch.empty(0)),
@@ -120,7 +120,8 @@ def causal(length: int) -> torch.Tensor:
     return torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listened on a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

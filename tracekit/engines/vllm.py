@@ -1,12 +1,13 @@
 """Engine vLLM: records the attention of a model runner, without changing what it computes.
 
-The recorder stands before two methods of one engine's own objects: `execute_model` of its model runner, which
-knows requests, tokens and positions, and `forward` of each layer's attention implementation, which knows the
-launch. It calls the original with the original arguments and then reads back what the kernel has read.
+The recorder stands before methods of one engine's own objects: `execute_model` of its model runner, which
+knows requests, tokens and positions, and the attention of each layer (`forward` of its implementation, or
+what `vllm_dsv4` names), which knows the launch. It calls the original with the original arguments and
+then reads back what the kernel has read.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,18 +16,24 @@ import numpy as np
 from tracekit.engines.patch import Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_check import check_conventions
+from tracekit.engines.vllm_dsv4 import v4_entries
+from tracekit.engines.vllm_gpu import EVIDENCE, GpuCall, observe_gpu, signature_of
 from tracekit.engines.vllm_identity import engine_identity
 from tracekit.engines.vllm_points import (
     TESTED,
     attention_layers,
+    is_v4,
     layer_number,
     refuse_runner,
+    run_tag,
     runner_of,
     schedulings,
     tested,
 )
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
+from tracekit.model import Tag
+from tracekit.recorder.observation import IndexerObservation, Observation
 from tracekit.recorder.session import Session
 
 
@@ -66,10 +73,17 @@ class Recorder:
         self._runner = runner
         self._layers = attention_layers(runner)
         self._numbers = {name: layer_number(name) for name in self._layers}
-        self._scheduling = schedulings(runner)
+        session.names.update({number: name for name, number in self._numbers.items()})
+        self._v4 = {name: layer for name, layer in self._layers.items() if is_v4(layer)}
+        self._gpu = {
+            name: signature
+            for name, layer in self._layers.items()
+            if (signature := signature_of(getattr(layer, "impl", None)))
+        }
+        self._scheduling = schedulings(runner, self._layers.keys() - self._v4.keys() - self._gpu.keys())
         self._requests = Requests(session)
         self._checked: set[str] = set()
-        self._dummies = 0
+        self._dummies: int | None = None
         self._scheduled: Any = None
         self._step: Step | None = None
         self._opened = False
@@ -80,6 +94,10 @@ class Recorder:
             versions = " .. ".join(".".join(map(str, version)) for version in TESTED)
             session.notes["version"] = f"{engine_name()} is outside the tested versions {versions}"
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
+        if self._gpu:
+            kernels = ", ".join(sorted({signature.backend for signature in self._gpu.values()}))
+            session.notes["evidence"] = f"{kernels}: {EVIDENCE}"
+            warnings.warn(session.notes["evidence"], UntestedVersion, stacklevel=2)
 
     def entries(self) -> list[Entry]:
         """The attributes of this engine's objects that are wrapped; its classes stay as they are."""
@@ -89,9 +107,25 @@ class Recorder:
                 "model runner", vars(runner), "execute_model", lambda _: self._wrap_step(runner.execute_model)
             )
         ]
-        for name, layer in self._layers.items():
-            entries.append(Entry(name, vars(layer.impl), "forward", self._forward_of(name, layer.impl)))
+        for name in (*self._scheduling, *self._gpu):
+            impl = self._layers[name].impl
+            entries.append(Entry(name, vars(impl), "forward", self._forward_of(name, impl)))
+        entries += v4_entries(self._v4, self)
+        if hasattr(runner, "_dummy_run"):
+            dummy = runner._dummy_run
+            entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
         return entries
+
+    def _wrap_dummy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def dummy_run(*args: Any, **kwargs: Any) -> Any:
+            self._dummies = 0
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._session.other(run_tag(kwargs), expected=len(self._layers), fired=self._dummies)
+                self._dummies = None
+
+        return dummy_run
 
     def _forward_of(self, name: str, impl: Any) -> Callable[[Any], Any]:
         return lambda _: self._wrap_forward(name, impl.forward)
@@ -122,15 +156,22 @@ class Recorder:
             **kwargs: Any,
         ) -> Any:
             result = original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            # Without metadata or outside a step it is a profiling run, over tokens that nobody sent.
-            if attn_metadata is not None and self._scheduled is not None:
-                self._look(name, layer, query, kv_cache, attn_metadata, output)
+            if attn_metadata is None:  # a profiling run, over tokens that nobody sent
+                self.profiled()
             else:
-                self._dummies += 1
-                self._session.notes["profiling"] = f"{self._dummies} attention calls, none recorded"
+                launch = (query, kv_cache, attn_metadata, output)
+                self.look(name, lambda step: self._observe(name, layer, launch, step))
             return result
 
         return forward
+
+    def _observe(self, name: str, layer: Any, launch: tuple[Any, Any, Any, Any], step: Step) -> Observation:
+        number, impl = self._numbers[name], self._layers[name].impl
+        if name in self._gpu:
+            return observe_gpu(
+                GpuCall(name, number, self._gpu[name], impl, *launch, engine=engine_name()), step
+            )
+        return observe_call(KernelCall(name, number, layer, impl, *launch, self._scheduling[name]), step)
 
     def _enter(self, scheduled: Any) -> None:
         self._scheduled, self._step, self._opened, self._refused = scheduled, None, False, None
@@ -168,8 +209,17 @@ class Recorder:
         self._session.begin({}, expected=expected)
         self._session.fail(self._refused, "step", fired=False)
 
-    def _look(self, name: str, layer: Any, query: Any, kv_cache: Any, metadata: Any, output: Any) -> None:
-        """Record a launch that has already run. Nothing that happens here reaches the engine."""
+    def profiled(self) -> None:
+        """Count an attention call over tokens that nobody sent."""
+        if self._dummies is None:
+            self._session.other(Tag.PROFILE, fired=1)
+        else:
+            self._dummies += 1
+
+    def look(self, name: str, observe: Callable[[Step], Observation]) -> None:
+        """Record a launch of a layer that has already run. Nothing that happens here reaches the engine."""
+        if self._scheduled is None:
+            return self.profiled()
         number = self._numbers[name]
         if not self._opened:
             self._open(self._scheduled)
@@ -178,21 +228,21 @@ class Recorder:
                 return self._session.fail(self._refused or RuntimeError("no step"), "step")
             if not self._session.wants(number):
                 return self._session.skip()
-            call = KernelCall(
-                name,
-                number,
-                layer,
-                self._layers[name].impl,
-                query,
-                kv_cache,
-                metadata,
-                output,
-                self._scheduling[name],
-            )
-            seen = observe_call(call, self._step)
-            if self._untested and name not in self._checked:
+            seen = observe(self._step)
+            if (self._untested or name in self._gpu) and name not in self._checked:
                 check_conventions(seen)
                 self._checked.add(name)
             self._session.observe(seen)
         except Exception as error:
             self._session.fail(error, f"layer {number}")
+
+    def look_indexers(self, name: str, observe: Callable[[Step], Iterable[IndexerObservation]]) -> None:
+        """Record the launches of the indexer of a layer. The ledger counts attention; a problem cuts it."""
+        number = self._numbers[name]
+        if self._step is None or self._scheduled is None or not self._session.wants(number):
+            return
+        try:
+            for seen in observe(self._step):
+                self._session.observe_indexer(seen)
+        except Exception as error:
+            self._session.fail(error, f"indexer of layer {number}", fired=False)

@@ -1,11 +1,13 @@
 """What of vLLM the recorder touches, and for which versions that is known to be right."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.engines.vllm_gpu import SIGNATURES, signature_of
 from tracekit.errors import Unsupported
+from tracekit.model import Share, Tag
 
 TESTED = ((0, 32), (0, 33))
 """From the first version up to, not including, the second. Outside it every layer must pass `vllm_check`
@@ -13,6 +15,10 @@ before it is recorded, and the trace says so."""
 
 IMPLEMENTATIONS = {("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl")}
 """Attention implementations whose cache and arguments are understood."""
+
+V4 = ("vllm.models.deepseek_v4.cpu.cpu_sparse", "DeepseekV4CPUAttention")
+"""DeepSeek-V4's attention layer: it has no implementation object and calls its operator itself."""
+_V4_BASE = ("vllm.models.deepseek_v4.attention", "DeepseekV4Attention")
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,26 @@ def refuse_runner(runner: Any) -> None:
         )
 
 
+def run_tag(arguments: Mapping[str, Any]) -> Tag:
+    """Say what a dummy run is, by the arguments of vLLM's `_dummy_run`."""
+    if arguments.get("is_graph_capturing"):
+        return Tag.CAPTURE
+    return Tag.PROFILE if arguments.get("is_profile") else Tag.WARMUP
+
+
+def share_of(runner: Any) -> Share:
+    """Return the place of a runner's process: vLLM numbers tensor-parallel processes first."""
+    parallel = runner.parallel_config
+
+    def number(name: str, default: int) -> int:
+        return int(getattr(parallel, name, None) or default)
+
+    rank, world, size = number("rank", 0), number("world_size", 1), number("tensor_parallel_size", 1)
+    data, data_size = number("data_parallel_rank", 0), number("data_parallel_size", 1)
+    kv_heads = int(runner.model_config.get_total_num_kv_heads()) if size > 1 else 0
+    return Share(data * world + rank, data_size * world, data, data_size, rank % size, size, kv_heads)
+
+
 def attention_layers(runner: Any) -> dict[str, Any]:
     """Return the attention layers by name, in the order of the model.
 
@@ -76,13 +102,17 @@ def attention_layers(runner: Any) -> dict[str, Any]:
         Unsupported: `V-HOOK`, or `V-BACKEND` for an implementation that is not understood.
     """
     context: Mapping[str, Any] = _need(_need(runner, "compilation_config"), "static_forward_context")
-    layers = {name: layer for name, layer in context.items() if hasattr(layer, "impl")}
+    layers = {
+        name: layer for name, layer in context.items() if hasattr(layer, "impl") or _is_a(layer, {_V4_BASE})
+    }
     for name, layer in layers.items():
-        kind = type(layer.impl)
-        if not any((base.__module__, base.__name__) in IMPLEMENTATIONS for base in kind.__mro__):
+        kind = type(getattr(layer, "impl", layer))
+        if not is_v4(layer) and not (
+            hasattr(layer, "impl") and (_is_a(layer.impl, IMPLEMENTATIONS) or signature_of(layer.impl))
+        ):
             raise Unsupported(
                 f"layer {name} runs {kind.__name__}, which is not recorded; the implementations are "
-                f"{', '.join(name for _, name in sorted(IMPLEMENTATIONS))}.",
+                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, *SIGNATURES, V4}))}.",
                 rule="V-BACKEND",
                 layer=name,
                 implementation=kind.__name__,
@@ -94,19 +124,35 @@ def attention_layers(runner: Any) -> dict[str, Any]:
     return layers
 
 
-def schedulings(runner: Any) -> dict[str, Scheduling]:
-    """Return by layer name what its group's plan is built with.
+def is_v4(layer: Any) -> bool:
+    """Whether a layer is DeepSeek-V4's, on the CPU."""
+    return _is_a(layer, {V4})
+
+
+def _is_a(thing: Any, classes: Set[tuple[str, str]]) -> bool:
+    return any((base.__module__, base.__name__) in classes for base in type(thing).__mro__)
+
+
+def schedulings(runner: Any, names: Set[str]) -> dict[str, Scheduling]:
+    """Return by layer name, in the order of the groups, what its group's plan is built with.
+
+    Args:
+        runner: the model runner.
+        names: layers whose launches have such a plan.
 
     Raises:
         Unsupported: `V-HOOK`.
     """
     found = {}
     for group in [group for groups in runner.attn_groups for group in groups]:
+        mine = [name for name in _need(group, "layer_names") if name in names]
+        if not mine:
+            continue
         builder = _need(group, "get_metadata_builder")()
         plan = Scheduling(
             str(_need(builder, "isa")), int(_need(builder, "num_heads")), int(_need(builder, "window_size"))
         )
-        found.update(dict.fromkeys(_need(group, "layer_names"), plan))
+        found.update(dict.fromkeys(mine, plan))
     return found
 
 

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from tracekit.gate.memory import Memory, place_rows
 from tracekit.gate.refusal import refuse
-from tracekit.gate.state import Ledger, Phase, RequestState, Rows, Stream, StreamKey
+from tracekit.gate.state import Ledger, Pending, Phase, RequestState, Rows, Stream, StreamKey
 from tracekit.model.events import Attend, GateMode, GraphUse, Read, Span
 from tracekit.model.kv import KVFamily
 
@@ -57,6 +57,7 @@ def attend(ledger: Ledger, event: Attend) -> Ledger:
         ledger.floors,
         ledger.graphs,
         requests,
+        {**ledger.pending, epoch: Pending(event.kernel, version)} if event.kernel else ledger.pending,
     )
 
 

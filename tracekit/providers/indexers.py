@@ -14,12 +14,14 @@ REFERENCE = "indexer-ref"
 BUILTIN: Mapping[str, str] = {
     REFERENCE: "tracekit.providers.indexer_ref:IndexerRef",
     "transformers-indexer": "tracekit.providers.transformers_indexer:TransformersIndexer",
+    "vllm-dsv4-indexer": "tracekit.providers.vllm_dsv4_indexer:VllmDsv4Indexer",
 }
 """Indexer id -> `module:factory`; the module is imported only when the indexer is made."""
 
 KERNELS: Mapping[str, str] = {
     "transformers.deepseek_v4.indexer": "transformers-indexer",
     "transformers.deepseek_v32.indexer": "transformers-indexer",
+    "vllm.dsv4_indexer_cpu": "vllm-dsv4-indexer",
 }
 """Recorded indexer -> the one that runs it again."""
 

@@ -19,6 +19,7 @@ BUILTIN: Mapping[str, str] = {
     "transformers": "tracekit.providers.transformers:Transformers",
     "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
     "vllm-cpu-nosplit": "tracekit.providers.vllm_cpu:VllmCpuNoSplit",
+    "vllm-dsv4-cpu": "tracekit.providers.vllm_dsv4:VllmDsv4",
 }
 """Provider id -> `module:factory`; the module is imported only when the provider is made."""
 
@@ -32,6 +33,7 @@ KERNELS: Mapping[str, str] = {
     "transformers.sdpa": "transformers",
     "vllm.cpu_attention": "vllm-cpu",
     "vllm.cpu_attention.nosplit": "vllm-cpu-nosplit",
+    "vllm.flash_mla_cpu": "vllm-dsv4-cpu",
 }
 """Recorded kernel -> the provider that runs it again."""
 

@@ -1,0 +1,62 @@
+"""The committed goldens of vLLM on vLLM's own operator, without an engine."""
+
+from pathlib import Path
+
+import pytest
+
+import tracekit
+from tracekit.model import KVFamily, Mode
+from tracekit.providers.vllm_cpu import VllmCpu
+from tracekit.verdict import Status
+
+OWN = sorted((Path(__file__).parents[2] / "traces").glob("vllm-*.cpu.h5"))
+
+
+def calls(name):
+    with tracekit.open(next(path for path in OWN if name in path.name)) as trace:
+        return [call for call in trace if call.layer == 0]
+
+
+def test_qwen3_holds_what_moves_rows_about():
+    """Chunked prefill, a decode beside a prefill, a prefix hit, a preemption."""
+    first, chunked, mixed = {}, False, False
+    for call in calls("qwen3"):
+        counts = [int((call.rows.request == i).sum()) for i in range(len(call.rows.requests))]
+        mixed |= min(counts) == 1 < max(counts)
+        for index, key in enumerate(call.rows.requests):
+            start = int(call.rows.positions[call.rows.request == index][0])
+            chunked |= counts[index] > 1 and start > 0 and first.get(key) == 0
+            first.setdefault(key, start)
+            assert call.kv[key][KVFamily.DENSE].first == 0
+    assert (chunked, mixed) == (True, True)
+    assert sorted(set(first.values())) == [0, 32]
+    assert [call.mode for call in calls("qwen3")].count(Mode.RECOMPUTE) == 1
+
+
+def test_gpt_oss_holds_sinks_and_pages_that_were_used_again():
+    call = calls("gpt-oss")[-1]
+    assert call.sink is not None
+    assert call.conventions.window == 16
+    assert any(len(set(table.tolist())) < table.size for table in call.launch.block_tables)
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_recorded_is_held_where_the_same_build_runs(path):
+    with tracekit.open(path) as trace:
+        recorded = trace.call(0).provenance.executed
+        here = VllmCpu().identity_of(trace.call(0))
+    report = tracekit.replay(path, provider="vllm-cpu")
+    if recorded.differences(here):
+        assert report.find("recorded").status is Status.NOT_RUN
+    else:
+        assert {verdict.claim for verdict in report.verdicts} == VllmCpu().advertised()
+        assert {verdict.status for verdict in report.verdicts} == {Status.HELD}
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_without_split_kv_the_kernel_keeps_its_promises(path):
+    """The goldens are of split-KV, so `recorded` says nothing of this kernel."""
+    report = tracekit.replay(path, provider="vllm-cpu-nosplit", layers=[0])
+    found = {verdict.claim: verdict.status for verdict in report.verdicts}
+    assert found.pop("recorded") is Status.NOT_APPLICABLE
+    assert set(found.values()) == {Status.HELD}
