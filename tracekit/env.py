@@ -15,7 +15,7 @@ KNOWN = {
     "TRACEKIT_THREADS": "threads of the CPU kernels (default: the cores of the machine)",
     "TRACEKIT_ISA": "build of the CPU kernel to use: v4 (AVX-512), v3 (AVX2), v1 (no FMA instruction)",
     "TRACEKIT_RECORD": "trace to write for each process in which an engine with a plug-in runs a model",
-    "TRACEKIT_ENGINE": "record only this engine: transformers, vllm",
+    "TRACEKIT_ENGINE": "record only this engine: transformers, vllm, megatron",
     "TRACEKIT_LAYERS": "layers to record, such as 0,3-5",
     "TRACEKIT_STEPS": "steps to record, likewise",
     "TRACEKIT_ROWS": "positions of the query rows to record, likewise",

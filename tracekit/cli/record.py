@@ -21,7 +21,9 @@ STARTUP = Path(__file__).parents[1] / "engines" / "startup"
 @click.argument("command", nargs=-1, metavar="[-- CMD ARGS...]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The trace to write.")
 @click.option(
-    "--engine", type=click.Choice(["transformers", "vllm"]), help="Record this engine only. Default: any."
+    "--engine",
+    type=click.Choice(["transformers", "vllm", "megatron"]),
+    help="Record this engine only. Default: any.",
 )
 @click.option("--layers", metavar="N,A-B", help="Only these layers.")
 @click.option("--steps", metavar="N,A-B", help="Only these steps of an engine.")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask
+from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask, visibility
 from tracekit.engines.megatron_points import Core, Kind
 from tracekit.engines.megatron_step import Forward, Slots
 from tracekit.engines.torch_bits import borrow
@@ -251,9 +251,13 @@ def _details(call: CoreCall) -> dict[str, str]:
 
 def _plan(call: CoreCall, forward: Forward) -> LaunchPlan:
     """What `DotProductAttention` is made and called with; keys stand in the slots of their queries."""
-    module, mask = call.core.module, call.given["attention_mask"]
+    module = call.core.module
     softmax = module.scale_mask_softmax
     batch, length = forward.batch, forward.length
+    # The mask that was executed: a layer with a window makes its own, whatever it is given.
+    mask, window = executed_mask(call.core.kind, module, call.given, forward.packed)
+    plain = mask is None and window is None
+    hidden = None if plain else ~visibility(mask, window, batch, length)
     scalars: dict[str, Scalar] = {
         "batch": batch,
         "length": length,
@@ -263,11 +267,11 @@ def _plan(call: CoreCall, forward: Forward) -> LaunchPlan:
         "input_dtype": "float16" if softmax.input_in_fp16 else "bfloat16" if softmax.input_in_bf16 else None,
         "sink_dtype": _details(call).get("sink_dtype"),
         "grad": bool(call.out.requires_grad),
-        "mask_batch": 0 if mask is None else int(mask.shape[0]),
+        "mask_batch": 0 if hidden is None else len(hidden),
     }
     arrays: dict[str, Array] = {
         f"{name}_strides": np.array(call.given[name].stride(), np.int64) for name in ("query", "key", "value")
     }
-    if mask is not None:
-        arrays["mask"] = np.packbits(mask.detach().cpu().numpy().reshape(-1))
+    if hidden is not None:
+        arrays["mask"] = np.packbits(hidden.reshape(-1))
     return LaunchPlan(DOT_PRODUCT, forward.row_slots, batch * length, scalars=scalars, arrays=arrays)

@@ -92,6 +92,7 @@ class Recordings:
             session = stack.enter_context(record(path, write=_WRITE, **options))
             session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
             join(session, stack)
+            session.share = session.share or share
         except Exception as error:
             say(f"{path} is not recorded: {error}")
             return False

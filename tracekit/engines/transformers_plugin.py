@@ -1,19 +1,12 @@
-"""Records every transformers model of this process from its first call on, where TRACEKIT_RECORD is set.
+"""Records the transformers models of this process, where TRACEKIT_RECORD is set; see `first_call`."""
 
-Called by `startup/sitecustomize.py` when transformers' models have been imported.
-"""
-
-import os
-import threading
-import weakref
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
-from tracekit.engines.process import Recordings, enabled, share_of_environment
+from tracekit.engines.first_call import record_calls
+from tracekit.engines.process import enabled
 from tracekit.model import Share
 from tracekit.recorder.session import Session
-
-_MARK = "__tracekit__"
 
 
 def register() -> None:
@@ -23,39 +16,13 @@ def register() -> None:
         return
     from transformers import PreTrainedModel
 
-    if hasattr(PreTrainedModel.__call__, _MARK):
-        return
-    PreTrainedModel.__call__ = _wrapped(PreTrainedModel.__call__, Recordings(found))
+    record_calls(PreTrainedModel, _attach, found, tensor_share)
 
 
-def _wrapped(original: Any, recordings: Recordings) -> Any:
-    known: weakref.WeakSet[Any] = weakref.WeakSet()
-    inside = threading.local()
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Models are made of models; the outermost is the one that sees tokens.
-        if getattr(inside, "model", False):
-            return original(self, *args, **kwargs)
-        inside.model = True
-        try:
-            if self not in known:
-                known.add(self)
-                _begin(recordings, self)
-            return original(self, *args, **kwargs)
-        finally:
-            inside.model = False
-
-    setattr(call, _MARK, True)
-    return call
-
-
-def _begin(recordings: Recordings, model: Any) -> None:
+def _attach(session: Session, model: Any) -> AbstractContextManager[object]:
     from tracekit.engines.transformers import attach
 
-    def join(session: Session, stack: ExitStack) -> None:
-        stack.enter_context(attach(session, model=model))
-
-    recordings.begin(join, tensor_share(model, share_of_environment(os.environ)))
+    return attach(session, model=model)
 
 
 def tensor_share(model: Any, share: Share | None) -> Share | None:

@@ -191,7 +191,7 @@ def _replica(known: Part, part: Part) -> bool:
     if known.trace.content_digest == part.trace.content_digest:
         return True
     layers = [{head.layer for head in one.trace.heads} for one in (known, part)]
-    if known.share.rank != part.share.rank and layers[0].isdisjoint(layers[1]):
+    if layers[0].isdisjoint(layers[1]):
         return False
     raise _refuse(
         "R-MERGE-REPLICA",

@@ -12,7 +12,10 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PLUGINS = {"transformers.modeling_utils": "tracekit.engines.transformers_plugin"}
+PLUGINS = {
+    "transformers.modeling_utils": "tracekit.engines.transformers_plugin",
+    "megatron.core.models.common.language_module.language_module": "tracekit.engines.megatron_plugin",
+}
 """The module of an engine, and the plug-in whose `register` is called when it has been imported."""
 
 
