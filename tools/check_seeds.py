@@ -1,9 +1,9 @@
 """`python -m tools.check_seeds`: whether docs/seeds.md says the truth about what proves each feature.
 
-Each row A1 to A21 names tests or says *not run: REASON*. Every named test must exist; every row that is not run
-must be in tests/seeds_not_run.txt with the same reason, and nothing else may be there. With `--passed FILE`,
-what `pytest --passed FILE` wrote, each named test outside tests/engines_* must also have passed, in at least one
-of its cases. Exits 1 and lists what is wrong.
+Each row A1 to A21 names tests or says *not run: REASON*. Every named test must exist; every row that is not
+run must be in tests/seeds_not_run.txt with the same reason, and nothing else may be there. With `--passed
+FILE`, what `pytest --passed FILE` wrote, each named test outside tests/engines_* must also have passed, in at
+least one of its cases. Exits 1 and lists what is wrong.
 """
 
 import argparse
