@@ -175,8 +175,9 @@ BROKEN = [
 LIVE = {
     *("G-ROWS-GAP", "G-SHAPE", "G-NON-FINITE", "G-FLAG", "G-RETRY-SLOTS", "G-RETRY-BYTES", "G-BYTES"),
     *("G-CONCURRENT", "G-TRACE-CALL"),
+    *("G-PLAN-FAMILIES", "G-PLAN-SHARED", "G-PLAN-WINDOW", "G-PLAN-ROWS", "G-PLAN-SINK", "G-PLAN-SCALE"),
 }
-"""Codes of the gate around a ledger; test_gate, test_failures, test_autograd and test_recorded have them."""
+"""Codes around a ledger, in test_gate, test_failures, engines/test_history and engines/test_joint_plan."""
 
 
 def after(events):
