@@ -55,10 +55,10 @@ def compared(model: Any) -> list[str]:
 
     recompute = recorded(model, again)
     pairs = align(rollout[0].requests, recompute[0].requests)
-    views = [LayerView.of_trace(calls) for _, calls in (rollout, recompute)]
+    ours, theirs = (LayerView.of_trace(calls) for _, calls in (rollout, recompute))
     lines = []
-    for layer, rank in sorted(views[0]):
-        parts = {p.tensor: p for p in layer_parts(layer, *(view[layer, rank] for view in views), pairs)}
+    for layer, rank in sorted(ours):
+        parts = {p.tensor: p for p in layer_parts(layer, ours[layer, rank], theirs[layer, rank], pairs)}
         told = [f"{parts[t].differences.elements:,} of {parts[t].compared.elements:,}" for t in TENSORS]
         lines.append(f"{layer} | " + " | ".join(told))
     return lines
