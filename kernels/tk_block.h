@@ -111,7 +111,8 @@ struct tk_mine {
 
 // The merges of all nodes that meet below `level`: (l, M) by one thread a head, then acc by every thread.
 template <int COLUMNS, int HEADS>
-TK_FN void tk_merge_below(const tk_block& block, tk_shared<HEADS>& sh, tk_own<tk_mine<COLUMNS, HEADS>>& own, int level) {
+TK_FN void tk_merge_below(const tk_block& block, tk_shared<HEADS>& sh, tk_own<tk_mine<COLUMNS, HEADS>>& own,
+                          int level) {
   block.phase([&](int thread) {
     if (thread >= HEADS) return;
     int d = sh.depth, merges = 0;
@@ -222,8 +223,8 @@ TK_FN void tk_sums(const tk_block& block, const tk_args& a, const void* values, 
 // ---- a block: query row t, `heads` heads from head0 on, all of one kv head, and one run of leaves
 
 template <int COLUMNS, int HEADS>
-TK_FN void tk_run_block(const tk_block& block, const tk_gpu_args& g, tk_shared<HEADS>& sh, int t, int kv_head, int head0,
-                        int heads, int run) {
+TK_FN void tk_run_block(const tk_block& block, const tk_gpu_args& g, tk_shared<HEADS>& sh, int t, int kv_head,
+                        int head0, int heads, int run) {
   const tk_args& a = g.a;
   tk_own<tk_mine<COLUMNS, HEADS>> own;
   int number;

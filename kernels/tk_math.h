@@ -56,7 +56,8 @@ TK_FN uint32_t tk_bits(float x) {
 TK_FN float tk_mul(float a, float b) { return a * b; }
 TK_FN float tk_add(float a, float b) { return a + b; }
 
-#if !defined(TK_SOFT_FMA) && !defined(TK_LIBM_FMA) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA) && !defined(FP_FAST_FMAF)
+#if !defined(TK_SOFT_FMA) && !defined(TK_LIBM_FMA) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA) && \
+    !defined(FP_FAST_FMAF)
 #define TK_SOFT_FMA  // libm's fmaf without the instruction is 20 times slower; TK_LIBM_FMA takes it, for a test
 #endif
 #ifdef TK_SOFT_FMA

@@ -1,7 +1,8 @@
 // tk_stream.h -- few query lines a kv head (decode, lists of a grouped layout): docs/tka1.md, S4 to S9.
 //
 // A key is used by a few heads only, so K and V are the work: they are read once, in the order in which they lie, all
-// kv heads of a key together; bf16 only, the other types are tiles. For scores a lane is a key (K is transposed in registers), for columns it is a column.
+// kv heads of a key together. For scores a lane is a key (K is transposed in registers), for columns it is a column.
+// bf16 only; the other types are tiles.
 #ifndef TK_STREAM_H
 #define TK_STREAM_H
 #include "tk_node.h"
@@ -61,7 +62,8 @@ class StreamWorker {
         value_[at] = (const uint16_t*)rows.v + row * a_.DV;
       }
     }
-    for (const int end = round_up(keys_, kKeys); at < end; ++at) key_[at] = key_[keys_ - 1], value_[at] = value_[keys_ - 1];
+    std::fill(key_ + at, key_ + round_up(keys_, kKeys), key_[at - 1]);
+    std::fill(value_ + at, value_ + round_up(keys_, kKeys), value_[at - 1]);
   }
 
   void scores(int g, int j) {

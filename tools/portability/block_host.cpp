@@ -24,8 +24,10 @@ void run_all(const tk_block& block, const tk_gpu_args& g) {
   const int group = g.a.H / g.a.Hkv;
   for (int t = 0; t < g.a.T; ++t)
     for (int head = 0; head < g.a.H; head += std::min(HEADS, group - head % group))
-      for (int run = 0; run < g.runs; ++run)
-        tk_run_block<COLUMNS, HEADS>(block, g, shared, t, head / group, head, std::min(HEADS, group - head % group), run);
+      for (int run = 0; run < g.runs; ++run) {
+        const int heads = std::min(HEADS, group - head % group);
+        tk_run_block<COLUMNS, HEADS>(block, g, shared, t, head / group, head, heads, run);
+      }
 }
 
 }  // namespace
