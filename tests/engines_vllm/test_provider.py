@@ -186,6 +186,34 @@ def test_split_kv_depends_on_padded_heads():
         assert report.status is Status.HELD
 
 
+def test_a_cache_of_rows_first_is_read_wrongly_without_a_word():
+    """Through vLLM's own writer and reader: heads outside pages are fine, rows outside heads are not."""
+    page, dim, rows = 32, 64, 70
+    table, random = torch.tensor([[1, 2, 3]], dtype=torch.int32), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, heads, dim, generator=random).bfloat16() for heads in (4, 2, 2))
+    slots = torch.arange(page, page + rows)
+    starts, lengths = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([rows], dtype=torch.int32)
+    isa = chosen_isa(torch.bfloat16, page, dim)
+
+    def attend(cache):
+        keys, values = cache.chunk(2, dim=2)
+        operators().cpu_attn_reshape_and_cache(k, v, keys, values, slots, isa, 1.0, 1.0, "auto")
+        plan = operators().get_scheduler_metadata(
+            1, 4, 2, dim, lengths, torch.bfloat16, starts, True, -1, isa, False, None, "auto"
+        )
+        out = torch.zeros_like(q)
+        operators().cpu_attention_with_kv_cache(
+            q, keys, values, out, starts, lengths, 0.125, True, None, -1, table, 0.0, plan, None, None
+        )
+        return out
+
+    own = attend(torch.zeros(4, 2, 2 * page, dim, dtype=torch.bfloat16))
+    heads_first = attend(torch.zeros(2, 4, 2 * page, dim, dtype=torch.bfloat16).transpose(0, 1))
+    rows_first = attend(torch.zeros(4, 2 * page, 2, dim, dtype=torch.bfloat16).transpose(1, 2))
+    assert torch.equal(own, heads_first)
+    assert not torch.equal(own, rows_first)
+
+
 def test_a_place_that_it_does_not_take_is_refused():
     call = dense_call(lengths=(9,), head_dim=32)
     for where in (Placement(page_size=7), Placement(layout=Layout.JOINED_NHD)):

@@ -9,7 +9,6 @@ then reads back what the kernel has read.
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tracekit.engines.patch import Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_dsv4 import v4_entries
+from tracekit.engines.vllm_gpu import EVIDENCE, GpuCall, observe_gpu, signature_of
 from tracekit.engines.vllm_identity import engine_identity
 from tracekit.engines.vllm_mla import mla_entries
 from tracekit.engines.vllm_points import (
@@ -27,12 +27,14 @@ from tracekit.engines.vllm_points import (
     is_v4,
     layer_number,
     refuse_runner,
+    run_tag,
     runner_of,
     schedulings,
     tested,
 )
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
+from tracekit.model import Tag
 from tracekit.recorder.observation import IndexerObservation, Observation
 from tracekit.recorder.session import Session
 
@@ -73,12 +75,19 @@ class Recorder:
         self._runner = runner
         self._layers = attention_layers(runner)
         self._numbers = {name: layer_number(name) for name in self._layers}
+        session.names.update({number: name for name, number in self._numbers.items()})
         self._v4 = {name: layer for name, layer in self._layers.items() if is_v4(layer)}
         self._mla = {name: layer for name, layer in self._layers.items() if is_mla(layer)}
-        self._scheduling = schedulings(runner, self._layers.keys() - self._v4.keys() - self._mla.keys())
+        self._gpu = {
+            name: signature
+            for name, layer in self._layers.items()
+            if (signature := signature_of(getattr(layer, "impl", None)))
+        }
+        others = self._v4.keys() | self._mla.keys() | self._gpu.keys()
+        self._scheduling = schedulings(runner, self._layers.keys() - others)
         self._requests = Requests(session)
         self._checked: set[str] = set()
-        self._dummies = 0
+        self._dummies: int | None = None
         self._scheduled: Any = None
         self._step: Step | None = None
         self._opened = False
@@ -89,6 +98,10 @@ class Recorder:
             versions = " .. ".join(".".join(map(str, version)) for version in TESTED)
             session.notes["version"] = f"{engine_name()} is outside the tested versions {versions}"
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
+        if self._gpu:
+            kernels = ", ".join(sorted({signature.backend for signature in self._gpu.values()}))
+            session.notes["evidence"] = f"{kernels}: {EVIDENCE}"
+            warnings.warn(session.notes["evidence"], UntestedVersion, stacklevel=2)
 
     def entries(self) -> list[Entry]:
         """The attributes of this engine's objects that are wrapped; its classes stay as they are."""
@@ -98,10 +111,25 @@ class Recorder:
                 "model runner", vars(runner), "execute_model", lambda _: self._wrap_step(runner.execute_model)
             )
         ]
-        for name in self._scheduling:
+        for name in (*self._scheduling, *self._gpu):
             impl = self._layers[name].impl
             entries.append(Entry(name, vars(impl), "forward", self._forward_of(name, impl)))
-        return entries + v4_entries(self._v4, self) + mla_entries(self._mla, self)
+        entries += v4_entries(self._v4, self) + mla_entries(self._mla, self)
+        if hasattr(runner, "_dummy_run"):
+            dummy = runner._dummy_run
+            entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
+        return entries
+
+    def _wrap_dummy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def dummy_run(*args: Any, **kwargs: Any) -> Any:
+            self._dummies = 0
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._session.other(run_tag(kwargs), expected=len(self._layers), fired=self._dummies)
+                self._dummies = None
+
+        return dummy_run
 
     def _forward_of(self, name: str, impl: Any) -> Callable[[Any], Any]:
         return lambda _: self._wrap_forward(name, impl.forward)
@@ -135,19 +163,19 @@ class Recorder:
             if attn_metadata is None:  # a profiling run, over tokens that nobody sent
                 self.profiled()
             else:
-                call = partial(self._kernel_call, name, layer, query, kv_cache, attn_metadata, output)
-                self.look(name, lambda step: observe_call(call(), step))
+                launch = (query, kv_cache, attn_metadata, output)
+                self.look(name, lambda step: self._observe(name, layer, launch, step))
             return result
 
         return forward
 
-    def _kernel_call(
-        self, name: str, layer: Any, query: Any, kv_cache: Any, metadata: Any, output: Any
-    ) -> KernelCall:
+    def _observe(self, name: str, layer: Any, launch: tuple[Any, Any, Any, Any], step: Step) -> Observation:
         number, impl = self._numbers[name], self._layers[name].impl
-        return KernelCall(
-            name, number, layer, impl, query, kv_cache, metadata, output, self._scheduling[name]
-        )
+        if name in self._gpu:
+            return observe_gpu(
+                GpuCall(name, number, self._gpu[name], impl, *launch, engine=engine_name()), step
+            )
+        return observe_call(KernelCall(name, number, layer, impl, *launch, self._scheduling[name]), step)
 
     def _enter(self, scheduled: Any) -> None:
         self._scheduled, self._step, self._opened, self._refused = scheduled, None, False, None
@@ -187,8 +215,10 @@ class Recorder:
 
     def profiled(self) -> None:
         """Count an attention call over tokens that nobody sent."""
-        self._dummies += 1
-        self._session.notes["profiling"] = f"{self._dummies} attention calls, none recorded"
+        if self._dummies is None:
+            self._session.other(Tag.PROFILE, fired=1)
+        else:
+            self._dummies += 1
 
     def look(self, name: str, observe: Callable[[Step], Observation], launches: int = 1) -> None:
         """Record a launch of a layer that has already run. Nothing that happens here reaches the engine.
@@ -209,7 +239,7 @@ class Recorder:
             if not self._session.wants(number):
                 return self._session.skip()
             seen = observe(self._step)
-            if self._untested and name not in self._checked:
+            if (self._untested or name in self._gpu) and name not in self._checked:
                 check_conventions(seen)
                 self._checked.add(name)
             self._session.observe(seen)

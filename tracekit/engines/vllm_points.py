@@ -5,7 +5,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.engines.vllm_gpu import SIGNATURES, signature_of
 from tracekit.errors import Unsupported
+from tracekit.model import Share, Tag
 
 TESTED = ((0, 32), (0, 33))
 """From the first version up to, not including, the second. Outside it every layer must pass `vllm_check`
@@ -79,6 +81,26 @@ def refuse_runner(runner: Any) -> None:
         )
 
 
+def run_tag(arguments: Mapping[str, Any]) -> Tag:
+    """Say what a dummy run is, by the arguments of vLLM's `_dummy_run`."""
+    if arguments.get("is_graph_capturing"):
+        return Tag.CAPTURE
+    return Tag.PROFILE if arguments.get("is_profile") else Tag.WARMUP
+
+
+def share_of(runner: Any) -> Share:
+    """Return the place of a runner's process: vLLM numbers tensor-parallel processes first."""
+    parallel = runner.parallel_config
+
+    def number(name: str, default: int) -> int:
+        return int(getattr(parallel, name, None) or default)
+
+    rank, world, size = number("rank", 0), number("world_size", 1), number("tensor_parallel_size", 1)
+    data, data_size = number("data_parallel_rank", 0), number("data_parallel_size", 1)
+    kv_heads = int(runner.model_config.get_total_num_kv_heads()) if size > 1 else 0
+    return Share(data * world + rank, data_size * world, data, data_size, rank % size, size, kv_heads)
+
+
 def attention_layers(runner: Any) -> dict[str, Any]:
     """Return the attention layers by name, in the order of the model.
 
@@ -91,10 +113,12 @@ def attention_layers(runner: Any) -> dict[str, Any]:
     }
     for name, layer in layers.items():
         kind = type(getattr(layer, "impl", layer))
-        if not is_v4(layer) and not (hasattr(layer, "impl") and _is_a(layer.impl, IMPLEMENTATIONS | MLA)):
+        if not is_v4(layer) and not (
+            hasattr(layer, "impl") and (_is_a(layer.impl, IMPLEMENTATIONS | MLA) or signature_of(layer.impl))
+        ):
             raise Unsupported(
                 f"layer {name} runs {kind.__name__}, which is not recorded; the implementations are "
-                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, *MLA, V4}))}.",
+                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, *MLA, *SIGNATURES, V4}))}.",
                 rule="V-BACKEND",
                 layer=name,
                 implementation=kind.__name__,
