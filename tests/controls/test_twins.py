@@ -19,7 +19,7 @@ from tracekit.relations import claims, relation
 from tracekit.relations.arrange import foreign, join
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
-PLACES = ("page-ids", "page-size", "layout", "padding")
+PLACES = ("page-ids", "page-size", "layout", "padding", "slack")
 BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES)
 
 SPREADS = {
@@ -31,10 +31,11 @@ SPREADS = {
     "decode": {"solo", "subbatch", "chunks"},  # the last row of a prefill, alone, is a decode
     "rerun": set(BITWISE),  # every variant is a launch after the first
     "threads": set(),
-    "page-ids": {"page-size", "layout", "padding"},  # each pages the KV, and none from page 0 on
-    "page-size": {"page-ids", "layout", "padding"},
-    "layout": {"page-ids"},
-    "padding": set(),
+    "page-ids": {"page-size", "layout", "padding", "slack"},  # each pages the KV, and none from page 0 on
+    "page-size": {"page-ids", "layout", "padding", "slack"},
+    "layout": {"page-ids", "slack"},
+    "padding": {"slack"},  # its launches have empty slots too
+    "slack": set(),
 }
 """Claim -> further claims whose variants use the same mechanism."""
 

@@ -56,5 +56,9 @@ class TestPadding(RelationSuite):
     relation = relation("padding")
 
 
+class TestSlack(RelationSuite):
+    relation = relation("slack")
+
+
 class TestControl(RelationSuite):
     relation = relation("control")

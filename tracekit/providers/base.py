@@ -27,6 +27,7 @@ class Capabilities:
         page_sizes: rows of a page that it can be asked for, ascending; empty where it takes no pages.
         layouts: layouts of a page that it can be asked for, its own first; empty where it takes no pages.
         padding: what it can be asked to add to a launch.
+        fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
     """
 
     dtypes: frozenset[DType]
@@ -42,6 +43,7 @@ class Capabilities:
     page_sizes: tuple[int, ...] = ()
     layouts: tuple[Layout, ...] = ()
     padding: frozenset[Padding] = frozenset()
+    fills: bool = False
 
 
 @dataclass(frozen=True)
