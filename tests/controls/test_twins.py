@@ -20,13 +20,13 @@ from tracekit.relations.arrange import foreign, join
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
 PLACES = ("page-ids", "page-size", "layout", "padding", "slack")
-BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES)
+BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES, "after")
 
 SPREADS = {
     "requests": {"rows"},  # reversing the rows reverses the requests
     "rows": {"requests"},
     "solo": {"subbatch", "chunks", "decode"},  # a last batch or chunk may hold one row
-    "subbatch": {"solo", "chunks", "decode", "rerun"},  # all of them change the size of a launch
+    "subbatch": {"solo", "chunks", "decode", "rerun", "after"},  # all of them change the size of a launch
     "chunks": {"solo", "subbatch", "decode"},  # all of them start later than the prefill
     "decode": {"solo", "subbatch", "chunks"},  # the last row of a prefill, alone, is a decode
     "rerun": set(BITWISE),  # every variant is a launch after the first
@@ -36,6 +36,7 @@ SPREADS = {
     "layout": {"page-ids", "slack"},
     "padding": {"slack"},  # its launches have empty slots too
     "slack": set(),
+    "after": {"rerun", "solo", "subbatch", "chunks", "decode"},  # all of them change the size of a launch
 }
 """Claim -> further claims whose variants use the same mechanism."""
 

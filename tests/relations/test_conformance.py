@@ -60,5 +60,9 @@ class TestSlack(RelationSuite):
     relation = relation("slack")
 
 
+class TestAfter(RelationSuite):
+    relation = relation("after")
+
+
 class TestControl(RelationSuite):
     relation = relation("control")

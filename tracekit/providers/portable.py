@@ -41,8 +41,12 @@ class Tka1:
         )
 
     def advertised(self) -> frozenset[ClaimId]:
-        """Every claim: the definition leaves nothing to batches, orders, threads or processes."""
-        return frozenset(
+        """Every claim: the definition leaves nothing to batches, orders, threads or processes.
+
+        Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1).
+        """
+        numpy = tka1.serving(self.form).form == "numpy"
+        return frozenset(() if numpy else ("after",)) | frozenset(
             {
                 "recorded",
                 "rerun",

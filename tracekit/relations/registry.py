@@ -25,6 +25,7 @@ BUILTIN: Mapping[ClaimId, str] = {
     "layout": "tracekit.relations.layout:PageOrder",
     "padding": "tracekit.relations.padding:Padded",
     "slack": "tracekit.relations.slack:Slack",
+    "after": "tracekit.relations.after:After",
     "control": "tracekit.relations.control:Control",
 }
 """Claim id -> `module:class`, in the order of reports."""
