@@ -26,6 +26,7 @@ from tracekit.model import (
     Tag,
 )
 from tracekit.model.events import NewWeights
+from tracekit.recorder.arena import Arena
 from tracekit.recorder.assemble import attention_call, indexer_call
 from tracekit.recorder.choice import Choice
 from tracekit.recorder.derive import derive_lse
@@ -78,6 +79,7 @@ class Session:
         self.written: object = None
         self.history = HistoryLog()
         self.updates = 0
+        self.arena = Arena()
         self.recorded = 0
         self.captured = 0
         self.indexer_calls: list[IndexerCall] = []
@@ -273,7 +275,7 @@ class Session:
             key = handle, layer, family
             log = self._logs.get(key)
             if log is None:
-                log = self._logs[key] = KVLog()
+                log = self._logs[key] = KVLog(self.arena)
             held = log.stored
             try:
                 extents[family] = log.observe(rows)
