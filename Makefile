@@ -59,6 +59,7 @@ lint: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python -m tools.bench kernels
+	$(BIN)/python -m tools.bench gate
 
 goldens: .venv/.installed
 	$(BIN)/python -m tools.make_goldens

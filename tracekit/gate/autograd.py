@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from tracekit.gate.gate import RequestGate
+from tracekit.gate.machine import transition
 from tracekit.gate.refusal import refuse
-from tracekit.gate.transition import transition
 from tracekit.model import (
     AttentionCall,
     Bits,

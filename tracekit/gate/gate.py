@@ -7,10 +7,10 @@ from tracekit.errors import UsageError
 from tracekit.gate.attempts import Attempts
 from tracekit.gate.finite import check_answer
 from tracekit.gate.launch import Extent, SlotMap, attend_of, extents
+from tracekit.gate.machine import transition
 from tracekit.gate.prints import Prints, differing, everything
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
-from tracekit.gate.transition import transition
 from tracekit.model import AttentionCall, Rows
 from tracekit.model.events import Attend, Event, GraphUse, NewWeights, Rollback
 from tracekit.providers.base import Execution, Launch, Provider, Tensors

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from tracekit.errors import GateRefused
+from tracekit.gate.machine import transition
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
 from tracekit.gate.state import Rows as Kept
-from tracekit.gate.transition import transition
 from tracekit.model import AttentionCall, KVFamily, Recording, Rows, Tag
 from tracekit.model.events import Attend, Read, Span
 from tracekit.model.history import Entry, Pass, PassRows

@@ -90,8 +90,7 @@ class GraphUse(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attend:
+class Attend(NamedTuple):
     """One attention launch of one layer.
 
     Args:
