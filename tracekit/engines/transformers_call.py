@@ -81,8 +81,7 @@ def capture_call(kernel: Kernel, call: KernelCall, forward: Forward, arena: Aren
         None if call.lse is None else own(call.lse, arena),
         None if sinks is None else _sink(sinks),
     )
-    size = owned.q.memory.nbytes + owned.out.memory.nbytes
-    size += 0 if owned.lse is None else owned.lse.memory.nbytes
+    size = call.q.nbytes + call.out.nbytes + (0 if call.lse is None else call.lse.nbytes)
     kv = {forward.handles[b]: _rows_read(call, shared.slots, b) for b in shared.slots.batch.present}
     return Launch(layer, kv, size, partial(describe, owned))
 

@@ -19,9 +19,8 @@ def missing_gradients(expected: list[LateGradients]) -> str:
     lost = Counter(filter(None, missing))
     if not lost:
         return ""
-    return (
-        f"missing of {'; '.join(f'{count} of {len(expected)} calls, {why}' for why, count in lost.items())}"
-    )
+    told = [f"{count} of {len(expected)} calls, {why}" for why, count in lost.items()]
+    return f"missing of {'; '.join(told)}"
 
 
 def nothing_kept(ledger: Ledger, architecture: str, problems: list[str]) -> TracekitError:
