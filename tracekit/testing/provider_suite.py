@@ -163,7 +163,8 @@ class ProviderSuite:
         sizes = [Placement(page_size=size, shuffle=size, gaps=1) for size in takes.page_sizes]
         layouts = [Placement(layout=layout) for layout in takes.layouts]
         padding = [Placement(padding={kind: 3}) for kind in sorted(takes.padding)]
-        fills = [Placement(gaps=1, fill=fill) for fill in Fill] if takes.fills else []
+        promised = takes.fills and "slack" in provider.advertised()
+        fills = [Placement(gaps=1, fill=fill) for fill in Fill] if promised else []
         return sizes + layouts + padding + fills
 
     def _answer(self, provider: Provider, call: AttentionCall) -> Tensors:
