@@ -38,7 +38,8 @@ demo: .venv/.installed
 	$(BIN)/tracekit demo
 
 test: lint .venv-core/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 --passed build/passed.txt
+	$(BIN)/python -m tools.check_seeds --passed build/passed.txt
 
 # The engine adapters against real engines, and against the transformers that serving engines pin, in an
 # environment of its own whose packages are kept outside the clone by the digest of their pins.
@@ -54,9 +55,11 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.check_seeds
 
 bench: .venv/.installed
 	$(BIN)/python -m tools.bench kernels
+	$(BIN)/python -m tools.bench gate
 
 goldens: .venv/.installed
 	$(BIN)/python -m tools.make_goldens

@@ -77,7 +77,7 @@ class Clear {
     return node;
   }
 
-  static float element(const uint16_t* from, size_t at) { return tk_from_bf16(from[at]); }
+  float element(const void* from, size_t at) const { return tk_get(from, (int64_t)at, a_.type); }
 
   const tk_args& a_;
   Plan plan_;

@@ -52,6 +52,12 @@ TK_EXPORT void tka1_rcp(const float* l, float* out, int64_t count) {
   const tka1::Ieee mode;
   for (int64_t i = 0; i < count; ++i) out[i] = tk_rcp(l[i]);
 }
+TK_EXPORT void tka1_from_f16(const uint16_t* x, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = tk_from_f16(x[i]);
+}
+TK_EXPORT void tka1_f16(const float* x, uint16_t* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = tk_to_f16(x[i]);
+}
 TK_EXPORT void tka1_bf16(const float* x, uint16_t* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = tk_to_bf16(x[i]);
 }

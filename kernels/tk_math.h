@@ -56,7 +56,8 @@ TK_FN uint32_t tk_bits(float x) {
 TK_FN float tk_mul(float a, float b) { return a * b; }
 TK_FN float tk_add(float a, float b) { return a + b; }
 
-#if !defined(TK_SOFT_FMA) && !defined(TK_LIBM_FMA) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA) && !defined(FP_FAST_FMAF)
+#if !defined(TK_SOFT_FMA) && !defined(TK_LIBM_FMA) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA) && \
+    !defined(FP_FAST_FMAF)
 #define TK_SOFT_FMA  // libm's fmaf without the instruction is 20 times slower; TK_LIBM_FMA takes it, for a test
 #endif
 #ifdef TK_SOFT_FMA
@@ -109,7 +110,7 @@ TK_FN float tk_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); 
 #define TK_LIMIT 0x49800000u      //  2^20: logits are clamped here
 #define TK_INF 0x7F800000u
 #define TK_NEG_INF 0xFF800000u
-#define TK_NAN 0x7FC00000u        //  S13: the only NaN that is ever stored
+#define TK_NAN 0x7FC00000u        //  S13: the only NaN that is ever stored (bf16 0x7FC0, binary16 0x7E00)
 #define TK_EMPTY (-0x40000000)    //  S6: the M of a partial without any finite key
 
 TK_FN int32_t tk_max(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -123,6 +124,25 @@ TK_FN float tk_from_bf16(uint16_t x) { return tk_f32((uint32_t)x << 16); }
 TK_FN uint16_t tk_to_bf16(float x) {
   const uint32_t bits = tk_bits(x);
   return tk_is_nan(x) ? (uint16_t)(TK_NAN >> 16) : (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// ---- binary16, likewise; its subnormals too
+
+TK_FN float tk_from_f16(uint16_t x) {
+  const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, exponent = (x >> 10) & 31u, fraction = x & 0x3FFu;
+  const uint32_t small = tk_bits(tk_mul((float)(int32_t)fraction, tk_f32(0x33800000u)));  // times 2^-24, exact
+  const uint32_t normal = ((exponent == 31u ? 255u : exponent + 112u) << 23) | (fraction << 13);
+  return tk_f32(sign | (exponent ? normal : small));
+}
+TK_FN uint16_t tk_to_f16(float x) {
+  const uint32_t bits = tk_bits(x), sign = (bits >> 16) & 0x8000u, u = bits & 0x7FFFFFFFu;
+  if (tk_is_nan(x)) return 0x7E00u;
+  if (u >= 0x477FF000u) return (uint16_t)(sign | 0x7C00u);  // 65520 and above
+  if (u >= 0x38800000u) return (uint16_t)(sign | ((u - 0x38000000u + 0xFFFu + ((u >> 13) & 1u)) >> 13));
+  const uint32_t shift = 126u - (u >> 23);  // below 2^-14: an integer number of 2^-24
+  if (shift > 25u) return (uint16_t)sign;
+  const uint32_t m = (u & 0x7FFFFFu) | 0x800000u;
+  return (uint16_t)(sign | ((m + (1u << (shift - 1u)) - 1u + ((m >> shift) & 1u)) >> shift));
 }
 
 // ---- exp (S5): e^x = p * 2^n with an integer n, for |x| <= 2^20.

@@ -7,15 +7,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "tk_args.h"
+#include "tk_row.h"
 
 namespace tka1 {
 
 constexpr int kFamilyShift = 26;  // S9: tree key = family << 26 | leaf
 constexpr int kTop = 33;          // a level above every merge
-
-// Two nodes whose first leaves are x != y meet at 1 + the highest bit in which they differ.
-inline int meeting_level(uint32_t x, uint32_t y) { return 32 - __builtin_clz(x ^ y); }
 
 // An aligned run of 2^level leaves of one family (S14); family -1 is everything.
 struct Run {
@@ -85,9 +82,9 @@ class Plan {
     std::vector<int> level;  // where each node on the stack meets the one below it
     depth = 0;
     for (size_t i = 0; i < leaves.size(); ++i) {
-      level.push_back(i ? meeting_level(leaves[i - 1].key, leaves[i].key) : kTop);
+      level.push_back(i ? tk_meeting_level(leaves[i - 1].key, leaves[i].key) : kTop);
       depth = std::max(depth, (int)level.size());
-      const int next = i + 1 < leaves.size() ? meeting_level(leaves[i].key, leaves[i + 1].key) : kTop;
+      const int next = i + 1 < leaves.size() ? tk_meeting_level(leaves[i].key, leaves[i + 1].key) : kTop;
       for (; level.size() >= 2 && level.back() < next; level.pop_back()) ++leaves[i].merges;
       leaves[i].slot = (int)level.size() - 1;
     }

@@ -32,6 +32,15 @@ TK_FN tk_factors tk_merge_factors(int32_t ma, int32_t mb) {
   return f;
 }
 
+// ---- S8: two nodes whose first leaves are x != y meet at 1 + the highest bit in which they differ
+TK_FN int32_t tk_meeting_level(uint32_t x, uint32_t y) {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+  return 32 - __clz((int)(x ^ y));
+#else
+  return 32 - __builtin_clz(x ^ y);
+#endif
+}
+
 // ---- S10 to S13: the end of a row
 enum tk_kind { TK_VALUE, TK_ZERO, TK_POISONED };
 struct tk_end {
@@ -71,10 +80,10 @@ TK_FN tk_end tk_finish(float l, int32_t m, bool has_sink, float sink) {
   end.reciprocal = tk_rcp(denominator);
   return end;
 }
-TK_FN uint16_t tk_output(const tk_end& end, float acc) {
-  if (end.kind == TK_ZERO) return 0;                              // the integer, not a product
-  if (end.kind == TK_POISONED) return (uint16_t)(TK_NAN >> 16);
-  return tk_to_bf16(tk_mul(tk_mul(acc, end.factor), end.reciprocal));
+TK_FN float tk_output(const tk_end& end, float acc) {             // not yet rounded to the type of the launch
+  if (end.kind == TK_ZERO) return 0.0f;                           // the number, not a product
+  if (end.kind == TK_POISONED) return tk_f32(TK_NAN);
+  return tk_mul(tk_mul(acc, end.factor), end.reciprocal);
 }
 
 #endif

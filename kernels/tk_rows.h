@@ -5,8 +5,18 @@
 
 namespace tka1 {
 
-static void widen(const uint16_t* __restrict from, int count, float* __restrict to) {
-  for (int x = 0; x < count; ++x) to[x] = tk_from_bf16(from[x]);
+// `count` elements from `at` on, as binary32.
+static void widen(const void* from, int64_t at, int32_t type, int count, float* __restrict to) {
+  switch (type) {
+    case TK_F32:
+      for (int x = 0; x < count; ++x) to[x] = tk_get(from, at + x, TK_F32);
+      break;
+    case TK_F16:
+      for (int x = 0; x < count; ++x) to[x] = tk_get(from, at + x, TK_F16);
+      break;
+    default:
+      for (int x = 0; x < count; ++x) to[x] = tk_get(from, at + x, TK_BF16);
+  }
 }
 
 typedef uint16_t HalfWords __attribute__((vector_size(kLanes * 2)));
@@ -16,8 +26,9 @@ TK_FN Lanes load_bf16(const uint16_t* from) {
 }
 
 // Asks for a row before it is needed; a long stride defeats the processor's own guess.
-static inline void fetch(const uint16_t* row, int count) {
-  for (int x = 0; x < count; x += 32) __builtin_prefetch(row + x, 0, 2);
+static inline void fetch(const void* rows, int64_t at, int32_t type, int count) {
+  const char* row = (const char*)rows + at * tk_size(type);
+  for (int x = 0; x < count * tk_size(type); x += 64) __builtin_prefetch(row + x, 0, 2);
 }
 
 // bf16 [d] of kLanes keys to binary32 [d][key]. Words of two bf16 are transposed by swapping off-diagonal blocks of

@@ -2,6 +2,7 @@
 //
 // A key is used by a few heads only, so K and V are the work: they are read once, in the order in which they lie, all
 // kv heads of a key together. For scores a lane is a key (K is transposed in registers), for columns it is a column.
+// bf16 only; the other types are tiles.
 #ifndef TK_STREAM_H
 #define TK_STREAM_H
 #include "tk_node.h"
@@ -24,7 +25,7 @@ class StreamWorker {
     row_ = tile.row;
     plan_.build(a_, tile, run);
     nodes_.reset(plan_.depth, a_.H, columns_);
-    widen(a_.q + (size_t)row_ * a_.H * a_.D, a_.H * a_.D, queries_.data());
+    widen(a_.q, (int64_t)row_ * a_.H * a_.D, TK_BF16, a_.H * a_.D, queries_.data());
     const int leaves = (int)plan_.leaves.size();
     for (int first = 0, next; first < leaves; first = next) {
       for (next = first + 1; next < leaves && plan_.leaves[next].end - plan_.leaves[first].begin <= TK_LEAF;) ++next;
@@ -57,11 +58,12 @@ class StreamWorker {
       const tk_rows& rows = a_.family[plan_.leaves[s].family].requests[a_.request[row_]];
       for (int j = plan_.leaves[s].begin; j < plan_.leaves[s].end; ++j, ++at) {
         const size_t row = (size_t)(plan_.ids[j] - rows.first) * a_.Hkv;
-        key_[at] = rows.k + row * a_.D;
-        value_[at] = rows.v + row * a_.DV;
+        key_[at] = (const uint16_t*)rows.k + row * a_.D;
+        value_[at] = (const uint16_t*)rows.v + row * a_.DV;
       }
     }
-    for (const int end = round_up(keys_, kKeys); at < end; ++at) key_[at] = key_[keys_ - 1], value_[at] = value_[keys_ - 1];
+    std::fill(key_ + at, key_ + round_up(keys_, kKeys), key_[at - 1]);
+    std::fill(value_ + at, value_ + round_up(keys_, kKeys), value_[at - 1]);
   }
 
   void scores(int g, int j) {
@@ -71,8 +73,8 @@ class StreamWorker {
       float* keys = transposed_.grow((size_t)kSlab * kKeys);
       for (int i = 0; i < kKeys; i += kLanes) {
         for (int k = 0; k < kLanes; ++k) {  // the same keys of the next kv head, and the values
-          if (g + 1 < a_.Hkv) fetch(key_[j + i + k] + (size_t)(g + 1) * a_.D + d, width);
-          if (d < a_.DV) fetch(value_[j + i + k] + (size_t)g * a_.DV + d, std::min(width, a_.DV - d));
+          if (g + 1 < a_.Hkv) fetch(key_[j + i + k], (int64_t)(g + 1) * a_.D + d, TK_BF16, width);
+          if (d < a_.DV) fetch(value_[j + i + k], (int64_t)g * a_.DV + d, TK_BF16, std::min(width, a_.DV - d));
         }
         transpose_pairs(key_ + j + i, (ptrdiff_t)g * a_.D + d, width, keys + i, kKeys);
       }
@@ -121,7 +123,7 @@ class StreamWorker {
       nodes_.columns<1>(g * group_, group_, c, p, first_key_, [=](int y, int) { return load_bf16(value[y] + at + c); });
     if (c == a_.DV) return;
     float* tail = tail_.grow((size_t)TK_LEAF * kLanes);  // a whole vector would read past the row
-    for (int j = 0; j < keys_; ++j) widen(value_[j] + at + c, a_.DV - c, tail + j * kLanes);
+    for (int j = 0; j < keys_; ++j) widen(value_[j], (int64_t)at + c, TK_BF16, a_.DV - c, tail + j * kLanes);
     nodes_.columns<1>(g * group_, group_, c, p, first_key_, [=](int y, int) { return load<Lanes>(tail + y * kLanes); });
   }
 

@@ -38,10 +38,14 @@ class TileWorker {
   Nodes& nodes() { return nodes_; }
 
  private:
-  const uint16_t* row_of(int f, int64_t id, bool values) const {
+  struct Row {
+    const void* rows;
+    int64_t at;  // of its first element
+  };
+  Row row_of(int f, int64_t id, bool values) const {
     const tk_rows& rows = a_.family[f].requests[a_.request[tile_.row]];
-    const size_t at = (size_t)(id - rows.first) * a_.Hkv + kv_head_;
-    return values ? rows.v + at * a_.DV : rows.k + at * a_.D;
+    const int64_t at = (id - rows.first) * a_.Hkv + kv_head_;
+    return values ? Row{rows.v, at * a_.DV} : Row{rows.k, at * a_.D};
   }
 
   // Queries as [d][line], so that a vector holds one d of many lines.
@@ -49,8 +53,9 @@ class TileWorker {
     float* q = queries_.grow((size_t)a_.D * width_);
     for (int i = 0; i < width_; ++i) {
       const size_t row = tile_.row + i / tile_.heads, head = tile_.head + i % tile_.heads;
-      const uint16_t* from = a_.q + (row * a_.H + head) * a_.D;
-      for (int d = 0; d < a_.D; ++d) q[(size_t)d * width_ + i] = i < tile_.lines() ? tk_from_bf16(from[d]) : 0.0f;
+      const int64_t at = (int64_t)(row * a_.H + head) * a_.D;
+      for (int d = 0; d < a_.D; ++d)
+        q[(size_t)d * width_ + i] = i < tile_.lines() ? tk_get(a_.q, at + d, a_.type) : 0.0f;
     }
   }
 
@@ -79,9 +84,10 @@ class TileWorker {
 
   void load_rows(int first, int next, bool values) {
     for (int s = first; s < next; ++s)
-      for (int j = plan_.leaves[s].begin; j < plan_.leaves[s].end; ++j)
-        widen(row_of(plan_.leaves[s].family, plan_.ids[j], values), values ? a_.DV : a_.D,
-              rows_.data() + (size_t)(j - first_key_) * key_stride_);
+      for (int j = plan_.leaves[s].begin; j < plan_.leaves[s].end; ++j) {
+        const Row row = row_of(plan_.leaves[s].family, plan_.ids[j], values);
+        widen(row.rows, row.at, a_.type, values ? a_.DV : a_.D, rows_.data() + (size_t)(j - first_key_) * key_stride_);
+      }
   }
   bool values_are_keys(int first, int next) const {
     bool same = a_.D == a_.DV;
@@ -123,14 +129,14 @@ class TileWorker {
         });
       }
   }
-  // While batch keys j .. j + count are scored, the same ones of the next batch are on their way.
+  // While batch keys j .. j + count are scored, the same ones of the next leaf are on their way.
   void fetch_next(int next, int j, int count, int d, int width) {
     if (next == (int)plan_.leaves.size()) return;
-    const int end = (int)plan_.ids.size();
-    for (int i = first_key_ + keys_ + j; i < std::min(end, first_key_ + keys_ + j + count); ++i) {
-      const int f = plan_.leaves[next].family;
-      fetch(row_of(f, plan_.ids[i], false) + d, width);
-      if (d < a_.DV) fetch(row_of(f, plan_.ids[i], true) + d, std::min(width, a_.DV - d));
+    const int f = plan_.leaves[next].family, start = plan_.leaves[next].begin + j;
+    for (int i = start; i < std::min(plan_.leaves[next].end, start + count); ++i) {
+      const Row key = row_of(f, plan_.ids[i], false), value = row_of(f, plan_.ids[i], true);
+      fetch(key.rows, key.at + d, a_.type, width);
+      if (d < a_.DV) fetch(value.rows, value.at + d, a_.type, std::min(width, a_.DV - d));
     }
   }
 

@@ -23,11 +23,13 @@ struct Partials {
 
 static void store_output(const tk_args& a, size_t at, int head, const float* acc, float l, int32_t m) {
   const tk_end end = tk_finish(l, m, a.sink != nullptr, a.sink ? tk_f32(a.sink[head]) : 0.0f);
-  uint16_t* __restrict out = a.out + at * a.DV;
-  if (end.kind == TK_VALUE)
+  const int64_t first = (int64_t)at * a.DV;
+  if (end.kind == TK_VALUE && a.type == TK_BF16) {  // the same as the loop below, without its questions
+    uint16_t* __restrict out = (uint16_t*)a.out + first;
     for (int c = 0; c < a.DV; ++c) out[c] = tk_to_bf16(tk_mul(tk_mul(acc[c], end.factor), end.reciprocal));
-  else
-    std::fill_n(out, a.DV, tk_output(end, 0.0f));
+  } else {
+    for (int c = 0; c < a.DV; ++c) tk_put(a.out, first + c, a.type, tk_output(end, acc[c]));
+  }
   a.lse[at] = tk_bits(end.lse);
   a.lse_sink[at] = tk_bits(end.lse_sink);
 }
@@ -76,7 +78,7 @@ static bool in_threads(int threads, size_t items, MakeWorker make_worker) {
 static bool streams(const tk_args& a) {
   bool lists = false;
   for (int f = 0; f < a.families; ++f) lists |= a.family[f].ids != nullptr;
-  return a.H / a.Hkv <= StreamWorker::kGroup && (lists || a.T == 1);
+  return a.type == TK_BF16 && a.H / a.Hkv <= StreamWorker::kGroup && (lists || a.T == 1);
 }
 
 // Rows with ranges share their keys; a row with a list stands alone.
@@ -158,7 +160,7 @@ class Merger {
   Merger(const tk_args& args, const std::vector<Run>& runs, const std::vector<Partials>& parts)
       : a_(args), parts_(parts) {
     for (size_t i = 0; i < runs.size(); ++i)
-      level_.push_back(i ? meeting_level(runs[i - 1].key(), runs[i].key()) : kTop);
+      level_.push_back(i ? tk_meeting_level(runs[i - 1].key(), runs[i].key()) : kTop);
   }
   // One (row, head), to the outputs of the launch.
   void operator()(size_t at) {

@@ -11,7 +11,16 @@ EXPECTED = Path(__file__).with_name("not_run.txt")
 _not_run: dict[str, int] = {}
 
 
+_passed: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", metavar="FILE", help="write the tests that passed, for tools.check_seeds")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _passed.append(report.nodeid)
     if report.skipped:
         _count(report.longrepr)
 
@@ -51,6 +60,10 @@ def _whole(config: pytest.Config) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    target = session.config.getoption("--passed")
+    if target and not hasattr(session.config, "workerinput"):
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text("".join(f"{node}\n" for node in _passed))
     if not os.environ.get("CI") or not _whole(session.config) or exitstatus != 0:
         return
     if _unexpected():

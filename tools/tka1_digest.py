@@ -1,9 +1,10 @@
-"""Print the self-test digest of the numpy form, for `EXPECTED` in tracekit/providers/tka1/selftest.py.
+"""Print the self-test digests of the numpy form, for `EXPECTED` and `EXPECTED_WIDE` of the self-test.
 
-It may change only with the name of the definition.
+They may change only with the name of the definition.
 """
 
 from tracekit.providers.tka1 import numpy_form, selftest
 
 if __name__ == "__main__":
-    print(selftest.digest(numpy_form.run, numpy_form.partials))
+    for launches in (selftest.launches, selftest.wide_launches):
+        print(selftest.digest(numpy_form.run, numpy_form.partials, launches))

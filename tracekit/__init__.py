@@ -1,7 +1,7 @@
 """tracekit: golden-trace record and replay for LLM attention, in bits.
 
-`record`, `open`, `replay`, `diff` and `verify` are the command line's verbs as functions; everything is
-imported at first use, so that `import tracekit` costs nothing and needs no torch.
+`record`, `merge`, `open`, `replay`, `diff` and `verify` are the command line's verbs as functions;
+everything is imported at first use, so that `import tracekit` costs nothing and needs no torch.
 """
 
 import importlib
@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tracekit.api import diff as diff
+    from tracekit.api import history as history
+    from tracekit.api import merge as merge
     from tracekit.api import open as open
     from tracekit.api import record as record
     from tracekit.api import replay as replay
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "RequestGate": "tracekit.gate",
     "events": "tracekit.model",
-    **dict.fromkeys(("diff", "open", "record", "replay", "verify"), "tracekit.api"),
+    **dict.fromkeys(("diff", "history", "merge", "open", "record", "replay", "verify"), "tracekit.api"),
     **dict.fromkeys(("Status", "Verdict"), "tracekit.verdict"),
 }
 

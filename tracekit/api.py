@@ -1,4 +1,4 @@
-"""The verbs as functions: `tracekit.record`, `open`, `replay`, `diff`, `verify`."""
+"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `verify`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -6,7 +6,9 @@ from os import PathLike
 from pathlib import Path
 
 from tracekit.compare.diff import Diff, compare_traces
+from tracekit.gate.recorded import Judgement, judge
 from tracekit.recorder.api import record
+from tracekit.recorder.merge import merge
 from tracekit.replayer import Report
 from tracekit.replayer import replay as replay_traces
 from tracekit.store import Trace, Violation, open_trace, verify_trace
@@ -14,7 +16,7 @@ from tracekit.store import Trace, Violation, open_trace, verify_trace
 StrPath = str | PathLike[str]
 Names = str | Sequence[str] | None
 
-__all__ = ["diff", "open", "record", "replay", "verify"]
+__all__ = ["diff", "history", "merge", "open", "record", "replay", "verify"]
 
 
 def open(path: StrPath) -> Trace:
@@ -31,6 +33,18 @@ def open(path: StrPath) -> Trace:
 def verify(path: StrPath) -> list[Violation]:
     """Check every rule and digest of a trace; an empty list is a sound file."""
     return verify_trace(Path(path))
+
+
+def history(path: StrPath) -> Judgement:
+    """Prove the history of a trace again (docs/gate.md): legal, illegal with its code and place, or unknown.
+
+    Raises:
+        TraceMissing: there is no such file.
+        TraceTooNew: a newer format.
+        TraceCorrupt: it breaks a rule of docs/format.md.
+    """
+    with open_trace(Path(path)) as trace:
+        return judge(trace.recording, trace if trace.recording.history is not None else ())
 
 
 def replay(

@@ -1,10 +1,12 @@
 """Every `TRACEKIT_*` variable, read once. A misspelt name is an error, and nothing is ever evaluated."""
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tracekit.errors import UsageError
 
@@ -13,6 +15,13 @@ KNOWN = {
     "TRACEKIT_THREADS": "threads of the CPU kernels (default: the cores of the machine)",
     "TRACEKIT_ISA": "build of the CPU kernel to use: v4 (AVX-512), v3 (AVX2), v1 (no FMA instruction)",
     "TRACEKIT_RECORD": "trace to write for each process in which an engine with a plug-in runs a model",
+    "TRACEKIT_ENGINE": "record only this engine: transformers, vllm, megatron",
+    "TRACEKIT_LAYERS": "layers to record, such as 0,3-5",
+    "TRACEKIT_STEPS": "steps to record, likewise",
+    "TRACEKIT_ROWS": "positions of the query rows to record, likewise",
+    "TRACEKIT_INCLUDE": "globs, apart by commas: record rows whose layer's module or request matches one",
+    "TRACEKIT_EXCLUDE": "globs likewise: do not record rows that match one",
+    "TRACEKIT_MAX_SIZE_GB": "where a recording ends: so many 10^9 bytes of captured rows",
     "TRACEKIT_BACKEND": "kernel that engines with a plug-in run attention on: tka1 (default: their own)",
     "TRACEKIT_TIMEOUT": "seconds that a kernel in a child process may take for one launch (default: 300)",
 }
@@ -31,6 +40,9 @@ class Settings:
     isa: str | None
     timeout: float
     record: Path | None = None
+    engine: str | None = None
+    filters: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `tracekit.record`, for processes that TRACEKIT_RECORD records."""
     backend: str | None = None
 
 
@@ -71,8 +83,45 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         isa=isa,
         timeout=check_timeout(_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False), "TRACEKIT_TIMEOUT"),
         record=Path(environ["TRACEKIT_RECORD"]) if "TRACEKIT_RECORD" in environ else None,
+        engine=environ.get("TRACEKIT_ENGINE"),
+        filters=_filters(environ),
         backend=backend,
     )
+
+
+def _filters(environ: Mapping[str, str]) -> dict[str, Any]:
+    filters: dict[str, Any] = {}
+    for name in ("layers", "steps", "rows"):
+        filters[name] = parse_numbers(environ.get(f"TRACEKIT_{name.upper()}"), f"TRACEKIT_{name.upper()}")
+    for name in ("include", "exclude"):
+        text = environ.get(f"TRACEKIT_{name.upper()}", "")
+        filters[name] = tuple(glob.strip() for glob in text.split(",") if glob.strip())
+    if "TRACEKIT_MAX_SIZE_GB" in environ:
+        filters["max_size_gb"] = _positive(environ, "TRACEKIT_MAX_SIZE_GB", 0.0, whole=False)
+    return filters
+
+
+def parse_numbers(text: str | None, option: str) -> frozenset[int] | None:
+    """Parse `0,3,5-7` into a set of numbers; None stays None (no filter).
+
+    Raises:
+        UsageError: `U-NUMBERS` when a part is neither a number nor a range.
+    """
+    if text is None:
+        return None
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first > 100_000:
+            raise UsageError(
+                f"{option} takes numbers and ranges such as 0,3,5-7, not {text!r}.",
+                rule="U-NUMBERS",
+                option=option,
+                value=text,
+            )
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
 
 
 def _cores() -> int:

@@ -13,7 +13,7 @@ from tracekit.controls.company import LongCompany
 from tracekit.controls.requests import TableByBatchIndex
 from tracekit.controls.sink_dropped import SinkDropped
 from tracekit.controls.sink_twice import SinkTwice
-from tracekit.model import Conventions, DType
+from tracekit.model import Conventions
 from tracekit.providers.base import Launch
 from tracekit.relations import claims, relation
 from tracekit.relations.arrange import foreign, join
@@ -126,7 +126,7 @@ def test_convention_twins_lie_outside_the_envelope_and_are_diagnosed(twin, words
 
 
 def test_the_correct_kernel_takes_what_tka1_does_not():
-    floats = dense_call(lengths=(5,), dtype=DType.FLOAT32)
-    halves = dense_call(lengths=(5,))
-    assert Correct().run(Launch((floats,))).executed.kernel == "oracle"
-    assert Correct().run(Launch((halves,))).executed.kernel == "tka1"
+    wide = dense_call(lengths=(5,), head_dim=640)
+    narrow = dense_call(lengths=(5,))
+    assert Correct().run(Launch((wide,))).executed.kernel == "oracle"
+    assert Correct().run(Launch((narrow,))).executed.kernel == "tka1"

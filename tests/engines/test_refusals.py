@@ -64,7 +64,7 @@ def test_a_layer_that_bypasses_the_interface_cuts_the_step(qwen3, recorded, prom
 
 
 def test_a_hook_that_raises_does_not_reach_the_engine(qwen3, recorded, prompt, monkeypatch):
-    real = engine.observe_call
+    real = engine.capture_call
 
     def broken(kernel, call, forward):
         if call.module.layer_idx == 1:
@@ -72,7 +72,7 @@ def test_a_hook_that_raises_does_not_reach_the_engine(qwen3, recorded, prompt, m
         return real(kernel, call, forward)
 
     tokens = greedy(qwen3, [prompt(5)], 3)
-    monkeypatch.setattr(engine, "observe_call", broken)
+    monkeypatch.setattr(engine, "capture_call", broken)
     seen = []
     with pytest.warns(CaptureIncomplete, match="ZeroDivisionError"):
         got = recorded(qwen3, lambda m: seen.append(greedy(m, [prompt(5)], 3)))

@@ -11,6 +11,7 @@ import torch
 import tracekit
 from tests.engines_megatron.conftest import dense, padded
 from tracekit.canonical.heads import HeadShards
+from tracekit.cli.main import run
 from tracekit.engines import megatron_tiny as tiny
 
 RANKS = 2
@@ -49,8 +50,7 @@ def test_each_rank_says_which_part_of_the_job_it_is(ranks):
         assert (share.rank, share.world, share.tensor, share.tensor_size) == (rank, RANKS, rank, RANKS)
         assert (share.data, share.data_size, share.kv_heads) == (0, 1, 2)
         assert call.rank == rank
-        assert call.provenance.details["query_heads"] == f"{2 * rank}:{2 * rank + 2} of 4"
-        assert call.provenance.details["key_heads"] == f"{rank}:{rank + 1} of 2"
+        assert (call.num_heads, call.num_kv_heads) == (2, 1)
 
 
 def test_the_heads_of_both_are_those_of_one(ranks, recorded):
@@ -78,3 +78,20 @@ def test_the_trace_of_a_rank_is_replayed_alone(ranks):
     report = tracekit.replay(ranks[1][1], provider="megatron", claims="recorded")
     assert report.exit_code == 0
     assert report.find("recorded", "megatron").status is tracekit.Status.HELD
+
+
+def test_the_traces_of_both_are_merged_into_one(ranks, recorded, tmp_path):
+    """Heads, sinks and gradients; only what layers behind the first have added up may differ."""
+    model, paths = ranks
+    whole = recorded(model, padded(12, 5).train).calls[0]
+    assert run(["merge", *map(str, paths), "--output", str(tmp_path / "job.h5")]) == 0
+    assert tracekit.verify(tmp_path / "job.h5") == []
+    with tracekit.open(tmp_path / "job.h5") as trace:
+        assert len(trace) == 2
+        call = trace.call(0)
+    assert call.q.same(whole.q)
+    assert call.out.bits.same(whole.out.bits)
+    assert call.sink.same(whole.sink)
+    assert dense(call).keys.same(dense(whole).keys)
+    assert call.grads.d_out.shape == whole.grads.d_out.shape
+    assert call.grads.d_sink.shape == (4,)

@@ -1,5 +1,7 @@
 """What is recorded of Megatron-core is what its core attention got and gave, bit for bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ import tracekit
 from tests.engines_megatron.conftest import dense, documents, ids, padded, plain
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.model import Lists, Mode, Origin, Ranges, RequestKey
+from tracekit.providers.base import Launch
+from tracekit.providers.megatron import Megatron
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.recorder.api import record
 
@@ -210,3 +214,28 @@ def test_a_trace_is_written_and_replayed(gpt, tmp_path):
     assert report.find("recorded", "megatron").control == "twin-recorded refuted"
     assert report.find("rerun", "megatron").status is tracekit.Status.HELD
     assert report.find("control", "trace").status is tracekit.Status.BOUNDED
+
+
+@pytest.fixture
+def masks_on_cpu(monkeypatch):
+    """Megatron makes its own masks on the GPU; here the same function makes them on the CPU."""
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None, **more: ones(*size, **more))
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)], ids=["causal", "window"])
+def test_a_mask_that_the_module_makes_itself(gpt, recorded, masks_on_cpu, window):
+    model = gpt(softmax_type="learnable", **({} if window is None else {"window_size": window}))
+    batch = replace(plain(12, 12), mask=None)
+    got = recorded(model, batch.forward)
+    assert got.session.problems == []
+    for call in got.calls:
+        part = call.selection.families["dense"]
+        reach = 12 if window is None else 4
+        assert (part.hi - part.lo).tolist() == [min(row.position + 1, reach) for row in call.rows.ids]
+        assert call.conventions.window == (None if window is None else 4)
+        declared = call.conventions
+        bound = envelope(call, Roundings(declared.score_dtype, declared.probability_dtype))
+        assert compare_envelope(call, bound, call.out.bits, None, declared).outside.first is None
+        answer = Megatron().run(Launch((replace(call, out=None, lse=None),)))
+        assert answer.tensors[0].out.same(call.out.bits)

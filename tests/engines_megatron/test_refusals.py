@@ -73,6 +73,18 @@ def test_a_batch_that_is_not_understood_is_refused_and_runs(gpt, recorded, rule,
         assert torch.equal(batch.forward(model), wanted)
 
 
+def test_a_mask_type_that_hides_nothing_is_refused(gpt, recorded):
+    """Without a mask only a causal module makes one; any other reads every key."""
+    from megatron.core.transformer.enums import AttnMaskType
+
+    model = tiny.gpt()
+    for layer in model.decoder.layers:
+        core = layer.self_attention.core_attention
+        core.attn_mask_type = core.scale_mask_softmax.attn_mask_type = AttnMaskType.padding
+    told = refused(recorded, model, changed(plain(6), mask=None).forward)
+    assert "mask type padding and got no mask" in told
+
+
 def test_one_bad_forward_cuts_its_step_alone(gpt, recorded):
     bad = changed(plain(6), positions=torch.tensor([[0, 1, 2, 5, 6, 7]]))
 

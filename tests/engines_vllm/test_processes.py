@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tracekit
 from tracekit.engines import tiny, vllm_plugin
+from tracekit.model import Tag
 from tracekit.verdict import Status
 
 SERVE = Path(__file__).with_name("serve.py")
@@ -67,9 +68,33 @@ def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path)
     assert path.name.startswith("run.rank0-")
     with tracekit.open(path) as trace:
         assert trace.recording.notes["pid"] == path.stem.rpartition("-")[2] != str(said["pid"])
-        assert all(line.complete and line.recorded == 2 for line in trace.recording.ledger)
-        assert trace.recording.notes["warm-up"] == "1 dummy runs before the first step, none recorded"
+        lines = trace.recording.ledger
+        assert [line.tag for line in lines if line.tag is not Tag.NORMAL] == [Tag.PROFILE]
+        assert all(line.complete and line.recorded == 2 for line in lines if line.tag is Tag.NORMAL)
         found = [request.token_ids.tolist() for request in trace.recording.requests]
     assert found == [p + t[:-1] for p, t in zip(prompts, said["tokens"], strict=True)]
     assert tracekit.verify(path) == []
     assert tracekit.replay(path, provider="vllm-cpu", claims=["recorded"]).status is Status.HELD
+
+
+def test_record_runs_a_server_and_leaves_one_trace(prompt, tmp_path):
+    """The command line around an engine whose model runs in a process of its own."""
+    out = tmp_path / "run.h5"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-c", "from tracekit.cli import main; main()", "record", "-o", out),
+            *("--include", "*layers.1.*", "--json", "--", sys.executable, SERVE),
+            *(str(tiny.prepared("tiny-qwen3")), json.dumps([prompt(9)])),
+        ],
+        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == [out]
+    with tracekit.open(out) as trace:
+        assert {head.layer for head in trace.heads} == {1}
+        lines = [line for line in trace.recording.ledger if line.tag is Tag.NORMAL]
+    assert all(line.complete and (line.recorded, line.filtered) == (1, 1) for line in lines)

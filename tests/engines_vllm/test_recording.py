@@ -10,7 +10,7 @@ from tests.engines_vllm.tiny_engine import CHUNK, PAGE, dense, generate
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines import tiny
 from tracekit.engines.vllm_points import attention_layers, runner_of
-from tracekit.model import Mode, Origin, RequestKey
+from tracekit.model import Mode, Origin, RequestKey, Tag
 from tracekit.providers.base import Launch
 from tracekit.providers.vllm_cpu import VllmCpu
 from tracekit.recorder.api import record
@@ -178,7 +178,10 @@ def test_a_profiling_run_is_tagged_and_not_recorded(qwen3, prompt):
         runner_of(qwen3)._dummy_run(8)
         generate(qwen3, [prompt(5)], 2)
     _, recording, calls = written[0]
-    assert recording.notes["profiling"] == "2 attention calls, none recorded"
+    other, *steps = recording.ledger
+    assert (other.tag, other.expected, other.fired, other.recorded) == (Tag.WARMUP, 2, 2, 0)
+    assert [line.step for line in steps] == [0, 1]
+    assert {line.tag for line in steps} == {Tag.NORMAL}
     assert len(calls) == 4
     assert session.problems == []
 

@@ -74,6 +74,7 @@ class Naive:
         self.asleep = False
         self.floors = {}
         self.graphs = {}
+        self.waiting = {}
         self.requests = {}
 
     def step(self, event):
@@ -104,6 +105,15 @@ class Naive:
         self.clock += 1
         for span in event.spans:
             self.span(event, span)
+        if event.kernel:
+            self.waiting[self.clock] = (event.kernel, event.model_version)
+
+    def backward(self, event):
+        need(event.forward in self.waiting)
+        need(self.waiting[event.forward] == (event.kernel, self.weights))
+        need(event.model_version == self.weights)
+        del self.waiting[event.forward]
+        self.clock += 1
 
     def span(self, event, span):
         need(0 <= span.first < span.end)

@@ -12,6 +12,7 @@ from tracekit.model import KVFamily
 from tracekit.model.events import (
     Adopt,
     Attend,
+    Backward,
     Capture,
     Evict,
     Fence,
@@ -72,6 +73,7 @@ def scaled(first, end, *generations, mode=PREFILL, size=4):
 
 
 BOTH = (run(0, 4), run(0, 4, layer=1))
+TRAINED = Attend(0, (Span("a", 0, 4, TRAINING, (Read(DENSE),)),), kernel="k")
 FORKED = (paged(0, 6, 1, 2), Fork("b", "a", 6))
 
 BROKEN = [
@@ -163,14 +165,19 @@ BROKEN = [
     ("G-AHEAD", [run(0, 4)], Fork("b", "a", 5)),
     ("G-AHEAD", [run(0, 4)], Evict("a", 5)),
     ("G-AHEAD", [paged(0, 8, 1, 2), Finish("a"), paged(0, 4, 2, request="b")], Adopt("c", 5, 0, "a")),
+    ("G-BACKWARD", [], Backward(1, "k")),
+    ("G-BACKWARD", [TRAINED], Backward(1, "another")),
+    ("G-BACKWARD", [TRAINED, NewWeights(1)], Backward(1, "k", 1)),
+    ("G-BACKWARD", [TRAINED, Backward(1, "k")], Backward(1, "k")),
     ("G-WINDOW-GONE", [run(0, 9, window=4), run(9, 10, EAGER, window=4, oldest=6)], Rollback("a", 8)),
 ]
 
 LIVE = {
     *("G-ROWS-GAP", "G-SHAPE", "G-NON-FINITE", "G-FLAG", "G-RETRY-SLOTS", "G-RETRY-BYTES", "G-BYTES"),
-    *("G-CONCURRENT", "G-BACKWARD", "G-TRACE-CALL"),
+    *("G-CONCURRENT", "G-TRACE-CALL"),
+    *("G-PLAN-FAMILIES", "G-PLAN-SHARED", "G-PLAN-WINDOW", "G-PLAN-ROWS", "G-PLAN-SINK", "G-PLAN-SCALE"),
 }
-"""Codes of the gate around a ledger; test_gate, test_failures, test_autograd and test_recorded have them."""
+"""Codes around a ledger, in test_gate, test_failures, engines/test_history and engines/test_joint_plan."""
 
 
 def after(events):

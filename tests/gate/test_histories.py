@@ -1,9 +1,10 @@
 """Random histories against a second model of the rules (naive.py), and refusals that move nothing."""
 
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import event as tally
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.gate.naive import Naive
 from tracekit.errors import GateRefused
@@ -137,7 +138,9 @@ class Histories(RuleBasedStateMachine):
         spans = [self.span(data, name, layer, graph, taken) for name in names]
         off = data.draw(st.sampled_from([-1, 1])) if data.draw(rarely) else 0
         use = self.use(data) if graph else None
-        self.tell(e.Attend(layer, tuple(spans), self.ledger.model_version + off, WINDOWS[layer], use))
+        kernel = "k" if spans[0].mode is GateMode.TRAINING else ""
+        version = self.ledger.model_version + off
+        self.tell(e.Attend(layer, tuple(spans), version, WINDOWS[layer], use, kernel))
 
     def span(self, data, name, layer, graph, taken):
         first, open_end = self.next_of(name, layer)
@@ -177,6 +180,11 @@ class Histories(RuleBasedStateMachine):
             (1, 3) if wrong == "address" else (1, 2),
             4 if wrong == "rows" else 6,
         )
+
+    @rule(data=st.data(), kernel=st.sampled_from(["k", "k", "k", "other"]), old=rarely)
+    def differentiates(self, data, kernel, old):
+        waiting = [*self.ledger.pending, 0]
+        self.tell(e.Backward(data.draw(st.sampled_from(waiting)), kernel, self.ledger.model_version - old))
 
     # requests
 
@@ -254,3 +262,22 @@ class Histories(RuleBasedStateMachine):
 
 Histories.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
+
+
+@pytest.mark.parametrize(
+    "rule", ["attend._check_version", "attend._check_phase", "memory._check_scales", "machine._rises"]
+)
+def test_a_rule_that_is_left_out_is_noticed(monkeypatch, rule):
+    """The second model is worth something: without the rule the two do not agree."""
+    monkeypatch.setattr(f"tracekit.gate.{rule}", lambda *_: None)
+    searching = settings(
+        max_examples=200,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        print_blob=False,
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Histories, settings=searching)

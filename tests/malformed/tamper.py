@@ -1,6 +1,7 @@
 """Break one thing in a good trace, then make every digest right again."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,11 +9,13 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 import xxhash
 
 from tests.store.calls import KEYS, indexer_call, plan, prefill, recording
 from tracekit.model import Bits, KVFamily, KVRows
-from tracekit.store import write_trace
+from tracekit.model.events import Preempt
+from tracekit.store import builder, write_trace
 from tracekit.store.userblock import UserBlock, parse_user_block
 
 
@@ -30,6 +33,15 @@ def good(path: Path) -> None:
 def good_indexer(path: Path) -> None:
     """One call of attention and two of an indexer."""
     write_trace(path, recording(), [prefill()], indexer_calls=[indexer_call(), indexer_call(1, start=10)])
+
+
+def good_history(path: Path, entry: tuple[str, ...] = ("preempt", "a")) -> None:
+    """One call, and a history of one preemption, or of an entry that no writer writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            builder, "history_to_bytes", lambda _: json.dumps([entry], separators=(",", ":")).encode()
+        )
+        write_trace(path, replace(recording(), history=(Preempt("a"),)), [prefill()])
 
 
 def block(path: Path) -> UserBlock:

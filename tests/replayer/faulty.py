@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from tracekit.controls.solo import SmallBatchKernel
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
-from tracekit.model import AttentionCall, Bits, ExecutedIdentity
+from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
 from tracekit.providers.base import Answer, Launch, Tensors
 from tracekit.providers.oracle import Oracle
+from tracekit.providers.portable import Tka1
 
 
 class Faulty(Oracle):
@@ -54,6 +55,15 @@ class Crashes(Faulty):
 class Hangs(Faulty):
     def fail(self, call):
         threading.Event().wait()
+
+
+class Narrow(Tka1):
+    """Right, and refuses what is not bf16."""
+
+    id = "narrow"
+
+    def capabilities(self):
+        return replace(super().capabilities(), dtypes=frozenset({DType.BFLOAT16}))
 
 
 class Talks(Faulty):

@@ -92,10 +92,14 @@ def test_one_row_leaves_nothing_to_permute():
     assert report.exit_code == Exit.NOTHING
 
 
+NARROW = "tests.replayer.faulty:Narrow"
+"""TKA-1 that takes bf16 only."""
+
+
 def test_what_a_kernel_refuses_is_not_run():
     floats = MemoryTrace((dense_call(lengths=(5,), dtype=DType.FLOAT32),))
 
-    named = replay([floats], providers=["tka1"], claims=["rows"])
+    named = replay([floats], providers=[NARROW], claims=["rows"])
     assert named.find("rows").status is Status.NOT_RUN
     assert named.find("rows").reason == "it does not take dtype float32"
     assert named.exit_code == Exit.NOT_RUN
@@ -104,14 +108,14 @@ def test_what_a_kernel_refuses_is_not_run():
 def test_calls_that_a_kernel_refuses_are_said_to_be_left_out():
     mixed = MemoryTrace((PREFILL, dense_call(lengths=(5,), dtype=DType.FLOAT32)))
 
-    report = replay([mixed], providers=["tka1"], claims=["rows"])
+    report = replay([mixed], providers=[NARROW], claims=["rows"])
     verdict = report.find("rows")
 
     assert verdict.status is Status.HELD
     assert (verdict.calls, verdict.left_out) == (1, 1)
     assert (report.exit_code, report.status) == (Exit.NOT_RUN, Status.NOT_RUN)
-    assert replay([mixed], providers=["tka1"], calls=[0], claims=["rows"]).exit_code == Exit.OK
-    assert replay([mixed], providers=["tka1"]).exit_code == Exit.OK
+    assert replay([mixed], providers=[NARROW], calls=[0], claims=["rows"]).exit_code == Exit.OK
+    assert replay([mixed], providers=[NARROW]).exit_code == Exit.OK
     assert verdict.reason.endswith("left out: it does not take dtype float32")
 
 

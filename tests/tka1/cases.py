@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.model.bits import DType
 from tracekit.providers.tka1 import FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
 Array = npt.NDArray[Any]
@@ -130,6 +131,36 @@ def nothing(rng: np.random.Generator) -> Inputs:
     return replace(inputs, families=families)
 
 
+def as_dtype(inputs: Inputs, dtype: DType) -> Inputs:
+    """The same numbers in another dtype, as far as it holds them."""
+
+    def convert(bits: Array) -> Array:
+        wide = (bits.astype(np.uint32) << 16).view(np.float32)
+        if dtype is DType.FLOAT32:  # and digits that bf16 does not have
+            return (wide * np.float32(1.0009765)).view(np.uint32)
+        with np.errstate(over="ignore"):
+            return wide.astype(np.float16).view(np.uint16)
+
+    def family(f: FamilyInput) -> FamilyInput:
+        keys = tuple(convert(k) for k in f.keys)
+        values = tuple(kk if v is k else convert(v) for k, v, kk in zip(f.keys, f.values, keys, strict=True))
+        return replace(f, keys=keys, values=values)
+
+    families = tuple(family(f) for f in inputs.families)
+    return replace(inputs, q=convert(inputs.q), families=families, dtype=dtype)
+
+
+def in_binary16(rng: np.random.Generator) -> Inputs:
+    """Binary16 with values whose outputs are subnormal, and some that overflow it."""
+    inputs = gqa(rng, rows=5, heads=4, kv_heads=2, dims=(32, 20))
+    values = np.exp2(rng.integers(-26, 17, (300, 2, 20)).astype(np.float64))
+    values *= rng.choice([-1.0, 1.0], values.shape)
+    family = replace(inputs.families[0], values=(bf16(rng, values.shape, values),))
+    lo = np.array([0, 0, 299, 17, 40], np.int64)
+    seen = Ranges(lo, np.array([300, 1, 300, 18, 43], np.int64))
+    return as_dtype(replace(inputs, families=(replace(family, selection=seen),)), DType.FLOAT16)
+
+
 CASES: dict[str, Callable[[np.random.Generator], Inputs]] = {
     "causal": gqa,
     "causal, D 64": lambda r: gqa(r, rows=40, heads=4, kv_heads=2, dims=(64, 64), length=200),
@@ -146,6 +177,12 @@ CASES: dict[str, Callable[[np.random.Generator], Inputs]] = {
     "wild": wild,
     "wild, no sink": lambda r: replace(wild(r), sink=None),
     "underflowing": underflowing,
+    "binary16": in_binary16,
+    "binary16, wild": lambda r: as_dtype(wild(r), DType.FLOAT16),
+    "binary16, decode": lambda r: as_dtype(gqa(r, rows=1, heads=8, kv_heads=2, length=700), DType.FLOAT16),
+    "binary32": lambda r: as_dtype(gqa(r), DType.FLOAT32),
+    "binary32, wild": lambda r: as_dtype(wild(r), DType.FLOAT32),
+    "binary32, two families": lambda r: as_dtype(shared(r), DType.FLOAT32),
     "no keys at all": nothing,
     "no rows": lambda r: gqa(r).take([]),
 }

@@ -171,6 +171,26 @@ def test_bf16_rounds_to_nearest_even():
     np.testing.assert_array_equal(ar.to_bf16(x), Bits.from_float32(x, DType.BFLOAT16).data)
 
 
+def test_every_binary16_number_is_widened_exactly(build: Library):
+    bits = np.arange(2**16).astype(np.uint16)
+    (got,) = call(build, "tka1_from_f16", [bits], [np.float32])
+    same = got == bits.view(np.float16).astype(np.float32)
+    assert (same | (np.isnan(got) & np.isnan(bits.view(np.float16)))).all()
+
+
+def test_binary16_is_rounded_to_nearest_even(build: Library):
+    """Every binary16 number, the midpoints between them, the numbers beside those, and any bits."""
+    rng = np.random.default_rng(5)
+    exact = np.arange(0x7C00).astype(np.uint16).view(np.float16).astype(np.float32)
+    middle = (exact[1:] + exact[:-1]) / np.float32(2)  # exact in binary32
+    beside = [np.nextafter(middle, np.float32(way)) for way in (-np.inf, np.inf)]
+    last = np.array([65519.996, 65520, 2.0**-25, 2.0**-149, 0], np.float32)
+    x = np.concatenate([exact, middle, *beside, last, patterns(rng, 10**5)])
+    x = np.concatenate([x, -x])
+    (got,) = call(build, "tka1_f16", [x], [np.uint16])
+    np.testing.assert_array_equal(got, ar.narrow(x, DType.FLOAT16))
+
+
 def test_every_build_agrees_with_numpy_on_the_functions(build: Library):
     """S5, S11, S12."""
     rng = np.random.default_rng(3)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tka1.cases import bf16, difference, gqa, lists, shared
 from tracekit.errors import InvalidCall
+from tracekit.model.bits import DType
 from tracekit.providers.tka1 import Inputs, Lists, Ranges, attention
 
 
@@ -98,6 +99,8 @@ def test_the_same_row_in_both_families_counts_twice():
     ("change", "rule"),
     [
         (lambda i: {"q": i.q.astype(np.int16)}, "S2-DTYPE"),
+        (lambda i: {"dtype": DType.FLOAT32}, "S2-DTYPE"),
+        (lambda i: {"dtype": DType.FLOAT8_E4M3FN}, "S2-DTYPE"),
         (lambda i: {"q": i.q[0]}, "S2-SHAPE"),
         (lambda i: {"q": i.q[:, :, :5]}, "S2-SHAPE"),
         (lambda i: {"q": i.q[:, :5]}, "S2-HEADS"),

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.tka1.cases import CASES, case, difference
-from tracekit.providers.tka1 import Inputs, Lists, Outputs, Partials, native, numpy_form
+from tools.portability import processes
+from tools.portability.processes import WITHOUT_FMA, launch
+from tracekit.providers.tka1 import native, numpy_form
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels"
@@ -53,58 +54,9 @@ def test_clang(isa: str, tmp_path: Path):
 @pytest.fixture(scope="module")
 def neon(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that runs one launch on an emulated aarch64."""
-    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
-    if compiler is None or emulator is None:
+    if processes.neon_tools() is None:
         pytest.skip("no aarch64 compiler or no emulator")
-    program = tmp_path_factory.mktemp("neon") / "launch"
-    command = [compiler, *FLAGS, "-static", f"-I{KERNELS}", str(HERE / "launch_main.cpp"), "-o", str(program)]
-    subprocess.run(command, check=True)
-    return [emulator, str(program)]
-
-
-def serialized(inputs: Inputs) -> bytes:
-    """The input of launch_main.cpp."""
-    (rows, heads, dim), requests = inputs.q.shape, len(inputs.families[0].keys)
-    shape = (rows, heads, inputs.kv_heads, dim, inputs.value_dim, len(inputs.families), requests)
-    sink = np.zeros(0, np.uint32) if inputs.sink is None else inputs.sink
-    parts = [
-        np.array([*shape, inputs.sink is not None, inputs.scale_bits], np.int64),
-        inputs.q,
-        inputs.request,
-        sink,
-    ]
-    for family in inputs.families:
-        for k, v, first in zip(family.keys, family.values, family.first, strict=True):
-            parts += [np.array([len(k), first], np.int64), k, v]
-        s = family.selection
-        if isinstance(s, Lists):
-            parts += [np.array([s.ids.size], np.int64), s.ids, s.offsets]
-        else:
-            parts += [np.array([-1], np.int64), s.lo, s.hi]
-    return b"".join(part.tobytes() for part in parts)
-
-
-def launch(
-    command: list[str], inputs: Inputs, environ: dict[str, str] | None = None
-) -> tuple[Outputs, Partials]:
-    """Run launch_main.cpp on one launch."""
-    env = None if environ is None else {**os.environ, **environ}
-    data = serialized(inputs)
-    answer = subprocess.run(command, input=data, capture_output=True, check=True, env=env).stdout
-    rows, heads, width = *inputs.q.shape[:2], inputs.value_dim
-    got = []
-    for dtype, shape in (
-        (np.uint16, (rows, heads, width)),
-        *((np.uint32, (rows, heads)),) * 2,
-        (np.uint32, (rows, heads, width)),
-        (np.uint32, (rows, heads)),
-        (np.int32, (rows, heads)),
-    ):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        got.append(np.frombuffer(answer[:size], dtype).reshape(shape))
-        answer = answer[size:]
-    assert answer == b""
-    return Outputs(*got[:3]), Partials(*got[3:])
+    return processes.neon(tmp_path_factory.mktemp("neon"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,19 +67,12 @@ def test_neon(neon: list[str], name: str):
     assert difference(part, numpy_form.partials(inputs)) == ""
 
 
-WITHOUT_FMA = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-FMA4,-AVX2,-AVX512F"}
-
-
 @pytest.fixture(scope="module")
 def libm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that runs one launch with the C library's own fmaf."""
     if platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64" or shutil.which("c++") is None:
         pytest.skip("no C++ compiler with glibc on x86-64")
-    program = tmp_path_factory.mktemp("libm") / "launch"
-    source = str(HERE / "launch_main.cpp")
-    command = ["c++", *FLAGS, "-DTK_LIBM_FMA", f"-I{KERNELS}", source, "-o", str(program), "-ldl"]
-    subprocess.run(command, check=True)
-    return [str(program)]
+    return processes.libm_fmaf(tmp_path_factory.mktemp("libm"))
 
 
 def test_masking_the_hardware_changes_the_fmaf_that_runs(libm: list[str], best: native.Library):

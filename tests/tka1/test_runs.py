@@ -13,7 +13,16 @@ from tracekit.providers import tka1
 from tracekit.providers.tka1 import Form, Inputs, Partials, Run
 
 FORMS: tuple[Form, ...] = ("auto", "numpy")
-CASES = ("causal", "two families", "several requests", "scattered leaves", "wild", "underflowing", "decode")
+CASES = (
+    "causal",
+    "two families",
+    "several requests",
+    "scattered leaves",
+    "wild",
+    "decode",
+    "binary32",
+    "binary16",
+)
 
 
 def leaves_of(inputs: Inputs) -> list[tuple[int, int]]:
@@ -35,11 +44,11 @@ def only(inputs: Inputs, owned: set[tuple[int, int]]) -> Inputs:
     """The launch as an owner sees it: the rows of other owners are NaN."""
     families = []
     for number, f in enumerate(inputs.families):
-        keys, values = [], []
+        keys, values, nan = [], [], inputs.q.dtype.type(0x7FC00000 if inputs.q.itemsize == 4 else 0x7FFF)
         for k, v, first in zip(f.keys, f.values, f.first, strict=True):
             foreign = np.array([(number, (first + i) // 128) not in owned for i in range(len(k))], bool)
-            keys.append(np.where(foreign[:, None, None], np.uint16(0x7FC0), k))
-            values.append(np.where(foreign[:, None, None], np.uint16(0x7FC0), v))
+            keys.append(np.where(foreign[:, None, None], nan, k))
+            values.append(np.where(foreign[:, None, None], nan, v))
         families.append(replace(f, keys=tuple(keys), values=tuple(values)))
     return replace(inputs, families=tuple(families))
 
@@ -65,7 +74,10 @@ def test_owners_that_see_only_their_own_rows_give_the_unsplit_launch(name: str, 
     for owners in (contiguous, turns):
         parts = partials_of_owners(inputs, owners, form)
         shuffled = {run: parts[run] for run in sorted(parts, reverse=True)}
-        assert difference(tka1.merge(shuffled, inputs.sink), tka1.attention(inputs, form=form)) == ""
+        assert (
+            difference(tka1.merge(shuffled, inputs.sink, inputs.dtype), tka1.attention(inputs, form=form))
+            == ""
+        )
 
 
 def test_a_partial_that_is_missing_or_from_foreign_rows_shows():

@@ -63,6 +63,8 @@ def test_without_a_library_the_numpy_form_serves():
 
 def test_the_numpy_form_gives_the_stored_digest():
     assert selftest.digest(numpy_form.run, numpy_form.partials) == selftest.EXPECTED
+    wide = selftest.digest(numpy_form.run, numpy_form.partials, selftest.wide_launches)
+    assert wide == selftest.EXPECTED_WIDE
 
 
 def test_the_launches_of_the_self_test_come_from_integers():

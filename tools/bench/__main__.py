@@ -9,10 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.bench import gate, kernels
+from tools.bench import gate, kernels, record
 from tools.bench.timing import Row
 
-BENCHES: dict[str, Callable[[int], list[Row]]] = {"kernels": kernels.rows, "gate": gate.rows}
+BENCHES: dict[str, Callable[[int], list[Row]]] = {
+    "kernels": kernels.rows,
+    "gate": gate.rows,
+    "record": record.rows,
+}
 
 
 def main() -> int:

@@ -50,12 +50,17 @@ class PaddedBatch:
         """The slot `b * S + s` of each row, int64 `[rows]`; sequence by sequence, ascending."""
         return np.flatnonzero(self.real[:, -self.queries :])
 
-    @property
+    @cached_property
+    def present(self) -> tuple[int, ...]:
+        """The batch places that have rows, ascending."""
+        return tuple(np.flatnonzero(self.real[:, -self.queries :].any(axis=1)).tolist())
+
+    @cached_property
     def sequence(self) -> npt.NDArray[np.int32]:
         """The batch place b of each row, int32 `[rows]`."""
         return (self.row_slots // self.queries).astype(np.int32)
 
-    @property
+    @cached_property
     def positions(self) -> npt.NDArray[np.int64]:
         """The position of each row in its own sequence, padding not counted."""
         return self._rank[:, -self.queries :].reshape(-1)[self.row_slots]
@@ -72,14 +77,20 @@ class PaddedBatch:
 
     def key_slots(self, b: int) -> slice | Array:
         """The key slots of sequence b that hold rows: a slice where they are contiguous."""
-        slots = np.flatnonzero(self.real_keys[b])
-        if slots.size and slots[-1] - slots[0] + 1 == slots.size:
-            return slice(int(slots[0]), int(slots[-1]) + 1)
-        return slots
+        return self._key_slots[b]
+
+    @cached_property
+    def _key_slots(self) -> list[slice | Array]:
+        return [_contiguous(np.flatnonzero(real)) for real in self.real_keys]
 
     def first_key(self, b: int) -> int:
         """The logical index of the first row held of sequence b."""
-        return int(self.real[b, : self.real.shape[1] - self.keys].sum())
+        return self._first_keys[b]
+
+    @cached_property
+    def _first_keys(self) -> list[int]:
+        dropped: list[int] = self.real[:, : self.real.shape[1] - self.keys].sum(axis=1).tolist()
+        return dropped
 
     def causal(self) -> npt.NDArray[np.bool_]:
         """What a launch without a mask and with `is_causal` reads: slot s reads key slots 0 .. s."""
@@ -108,6 +119,13 @@ class PaddedBatch:
                 rule="C-MASK-PADDING",
             )
         return as_selection(seen, self.key_rows[owner])
+
+
+def _contiguous(slots: Array) -> slice | Array:
+    """Some ascending slots as a slice, where they follow one another."""
+    if slots.size and slots[-1] - slots[0] + 1 == slots.size:
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return slots
 
 
 def as_selection(seen: npt.NDArray[np.bool_], ids: Array) -> Ranges | Lists:

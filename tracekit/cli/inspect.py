@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.cli.options import json_option, size_words
+from tracekit.model import Tag
 from tracekit.report.terminal import console
 from tracekit.store import Trace, open_trace
+
+_COUNTS = ("expected", "fired", "recorded", "filtered", "wanted", "written", "left_out")
 
 
 @click.command("inspect")
@@ -41,6 +45,7 @@ def facts(trace: Trace) -> dict[str, Any]:
             name: getattr(recording.identity, name) for name in recording.identity.__dataclass_fields__
         },
         "notes": dict(recording.notes),
+        "share": None if recording.share is None else asdict(recording.share),
         "requests": [
             {
                 "key": str(request.key),
@@ -85,6 +90,7 @@ def facts(trace: Trace) -> dict[str, Any]:
             }
             for head in trace.indexer_heads
         ],
+        "history": None if recording.history is None else len(recording.history),
         "ledger": [
             {name: getattr(record, name) for name in record.__dataclass_fields__}
             for record in recording.ledger
@@ -100,6 +106,8 @@ def describe(trace: Trace, show_calls: bool) -> Group:
         Text(f"model     {told['model']['model'] or 'unknown'} ({told['model']['architecture'] or '?'})"),
         Text(f"content   {trace.content_digest}"),
     ]
+    if trace.recording.share is not None:
+        lines.append(Text(f"part      {trace.recording.share}"))
     for request in told["requests"]:
         alias = f" ({request['alias']})" if request["alias"] else ""
         lines.append(
@@ -113,7 +121,13 @@ def describe(trace: Trace, show_calls: bool) -> Group:
     tables = [_calls(told["calls"]) if show_calls else _shapes(told["calls"])]
     if told["indexer_calls"]:
         tables.append(_indexers(told["indexer_calls"], show_calls))
-    return Group(*lines, *tables, _ledger(told["ledger"]))
+    return Group(*lines, *tables, _ledger(told["ledger"]), Text(_history(told["history"])))
+
+
+def _history(entries: int | None) -> str:
+    if entries is None:
+        return "history   none was recorded: nobody knows whether it was legal"
+    return f"history   {entries} entries; `tracekit verify --history` proves them"
 
 
 def _shapes(calls: list[dict[str, Any]]) -> Table:
@@ -171,12 +185,20 @@ def _indexers(calls: list[dict[str, Any]], show_calls: bool) -> Table:
 
 
 def _ledger(ledger: list[dict[str, Any]]) -> Text:
-    expected, fired, recorded, filtered = (
-        sum(record[name] for record in ledger) for name in ("expected", "fired", "recorded", "filtered")
-    )
-    cuts = [f"step {record['step']}: {record['cut']}" for record in ledger if record["cut"]]
-    text = (
-        f"ledger    {len(ledger)} steps: {expected} hooks expected, {fired} fired, "
-        f"{recorded} recorded, {filtered} filtered"
-    )
-    return Text("\n".join([text, *(f"          cut at {cut}" for cut in cuts)]))
+    """What was captured of how many steps, what else the engine ran, and what is cut."""
+    steps = [line for line in ledger if line["tag"] == Tag.NORMAL]
+    total = {name: sum(line[name] for line in steps) for name in _COUNTS}
+    text = [
+        f"ledger    {len(steps)} steps: {total['expected']} hooks expected, {total['fired']} fired, "
+        f"{total['recorded']} recorded, {total['filtered']} filtered"
+    ]
+    if total["wanted"]:
+        left = f", {total['left_out']:,} query rows left out" if total["left_out"] else ""
+        text.append(
+            f"          {size_words(total['written'])} captured of {size_words(total['wanted'])} wanted{left}"
+        )
+    for tag, count in Counter(line["tag"] for line in ledger if line["tag"] != Tag.NORMAL).items():
+        fired = sum(line["fired"] for line in ledger if line["tag"] == tag)
+        text.append(f"          {count} {tag} runs, {fired} hooks fired in them, none recorded")
+    text += [f"          cut at step {line['step']}: {line['cut']}" for line in steps if line["cut"]]
+    return Text("\n".join(text))

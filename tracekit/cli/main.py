@@ -20,6 +20,7 @@ from tracekit.verdict import Exit
 
 VERBS = {
     "record": "record the attention of a model into a trace",
+    "merge": "merge the traces of the processes of one job",
     "replay": "run claims on traces and print verdicts",
     "diff": "compare two traces in logical coordinates",
     "inspect": "show what a trace holds",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.cli.options import json_option, parse_names, parse_numbers
+from tracekit.cli.options import history_words, json_option, parse_names, parse_numbers
 from tracekit.cli.progress import progress
 from tracekit.report.terminal import console, render
 
@@ -78,6 +78,9 @@ def command(
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         console().print(render(report.verdicts, report.exit_code))
+        for trace, judgement in report.histories:
+            if judgement.entries:
+                click.echo(f"{trace} · history {history_words(judgement)}")
     for error in report.errors:
         click.echo(f"tracekit: {error['message']}", err=True)
     return report.exit_code

@@ -51,6 +51,10 @@ def run_transformers(
     attn_implementation: str | None = None,
     layers: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
+    rows: Iterable[int] | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    max_size_gb: float | None = None,
     dtype: DType = DType.BFLOAT16,
     forced: Sequence[Sequence[int]] | None = None,
     progress: Progress | None = None,
@@ -68,6 +72,10 @@ def run_transformers(
         attn_implementation: `sdpa`, `eager` or `tracekit`; None takes the model's own choice.
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
+        rows: positions of query rows to keep; this and what follows as in `tracekit.record`.
+        include: globs.
+        exclude: globs.
+        max_size_gb: where the recording ends.
         dtype: of the weights, where the model is loaded here.
         forced: feed these tokens of each sequence instead of the model's own choices, so that two runs
             read the same input although they may choose differently.
@@ -89,7 +97,18 @@ def run_transformers(
     encoded = encode(prompts, tokenizer, model)
     _check_length(model, max(map(len, encoded)), max_new_tokens)
     with record(
-        out, engine="transformers", model=model, layers=layers, steps=steps, force=force, write=write
+        out,
+        engine="transformers",
+        model=model,
+        layers=layers,
+        steps=steps,
+        rows=rows,
+        include=include,
+        exclude=exclude,
+        max_size_gb=max_size_gb,
+        force=force,
+        write=write,
+        progress=progress,
     ) as session:
         session.notes |= {
             "driver": "run_transformers",

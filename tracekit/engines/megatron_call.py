@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracekit.canonical.heads import HeadShards
-from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask
+from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask, visibility
 from tracekit.engines.megatron_points import Core, Kind
 from tracekit.engines.megatron_step import Forward, Slots
 from tracekit.engines.torch_bits import borrow
@@ -243,28 +242,22 @@ def _conventions(
 
 
 def _details(call: CoreCall) -> dict[str, str]:
-    """The module, dtypes that the numbers do not show, and the share of heads of this rank."""
-    module = call.core.module
+    """The module, and the dtype of its sink, which the numbers do not show."""
     details = {"module": call.core.name}
     if call.sink is not None:
         details["sink_dtype"] = str(call.sink.dtype).removeprefix("torch.")
-    group: Any = getattr(module, "tp_group", None)
-    if group is not None and group.size() > 1:
-        config, ranks = module.config, int(group.size())
-        shards = HeadShards(int(config.num_attention_heads), int(config.num_query_groups), ranks)
-        rank = int(group.rank())
-        query, key = shards.query_heads(rank), shards.key_heads(rank)
-        details["tensor_parallel"] = f"rank {rank} of {ranks}"
-        details["query_heads"] = f"{query.start}:{query.stop} of {shards.heads}"
-        details["key_heads"] = f"{key.start}:{key.stop} of {shards.kv_heads}"
     return details
 
 
 def _plan(call: CoreCall, forward: Forward) -> LaunchPlan:
     """What `DotProductAttention` is made and called with; keys stand in the slots of their queries."""
-    module, mask = call.core.module, call.given["attention_mask"]
+    module = call.core.module
     softmax = module.scale_mask_softmax
     batch, length = forward.batch, forward.length
+    # The mask that was executed: a layer with a window makes its own, whatever it is given.
+    mask, window = executed_mask(call.core.kind, module, call.given, forward.packed)
+    plain = mask is None and window is None
+    hidden = None if plain else ~visibility(mask, window, batch, length)
     scalars: dict[str, Scalar] = {
         "batch": batch,
         "length": length,
@@ -274,11 +267,11 @@ def _plan(call: CoreCall, forward: Forward) -> LaunchPlan:
         "input_dtype": "float16" if softmax.input_in_fp16 else "bfloat16" if softmax.input_in_bf16 else None,
         "sink_dtype": _details(call).get("sink_dtype"),
         "grad": bool(call.out.requires_grad),
-        "mask_batch": 0 if mask is None else int(mask.shape[0]),
+        "mask_batch": 0 if hidden is None else len(hidden),
     }
     arrays: dict[str, Array] = {
         f"{name}_strides": np.array(call.given[name].stride(), np.int64) for name in ("query", "key", "value")
     }
-    if mask is not None:
-        arrays["mask"] = np.packbits(mask.detach().cpu().numpy().reshape(-1))
+    if hidden is not None:
+        arrays["mask"] = np.packbits(hidden.reshape(-1))
     return LaunchPlan(DOT_PRODUCT, forward.row_slots, batch * length, scalars=scalars, arrays=arrays)

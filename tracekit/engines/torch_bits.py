@@ -17,6 +17,17 @@ def borrow(tensor: torch.Tensor, name: str) -> Borrowed:
     return Borrowed(*from_torch(tensor, name))
 
 
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in host memory that nobody else writes to, with the same strides where they are dense."""
+    tensor = tensor.detach()
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def torch_kind(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def take_rows(tensor: torch.Tensor, slots: Array, name: str) -> Bits:
     """Return an owned copy of some rows of `[B, S, ...]`, addressed by the slot `b * S + s`."""
     borrowed = borrow(tensor, name)

@@ -22,8 +22,8 @@ from tracekit.engines.transformers_call import (
     TKA1,
     Kernel,
     KernelCall,
+    capture_call,
     check_cache,
-    observe_call,
 )
 from tracekit.engines.transformers_families import ratio_family
 from tracekit.engines.transformers_identity import model_identity
@@ -35,6 +35,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
+from tracekit.engines.transformers_weights import Weights
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.session import Session
@@ -73,7 +74,9 @@ class Recorder:
         self._session = session
         self._model = model
         self._modules = attention_modules(model)
+        session.names.update({layer: name for name, layer in _names(model, self._modules).items()})
         self._sequences = Sequences(session)
+        self._weights = Weights(model)
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
         self._refused: dict[Any, TracekitError] = {}
@@ -82,6 +85,7 @@ class Recorder:
             for module in self._modules
             if (indexer := indexer_of(module)) is not None
         }
+        self._sparse = frozenset(self._layers.values())
         self._watches: dict[Any, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
 
@@ -100,47 +104,63 @@ class Recorder:
         """Registrations of module hooks; each returns a handle."""
         model = self._model
         hooks: list[Callable[[], Any]] = [
-            lambda: model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            lambda: model.register_forward_hook(self._after_forward, always_call=True),
+            lambda: model.register_forward_pre_hook(self.before_forward, with_kwargs=True),
+            lambda: model.register_forward_hook(self.after_forward, always_call=True),
         ]
-        for module in self._modules:
-            hooks.append(partial(module.register_forward_pre_hook, self._before_attention, with_kwargs=True))
+        if self._modules:
+            first = min(self._modules, key=lambda module: self._modules[module])
+            hooks.append(partial(first.register_forward_pre_hook, self._before_attention, with_kwargs=True))
         for indexer in self._layers:
             hooks.append(partial(indexer.register_forward_pre_hook, self._before_indexer))
             hooks.append(partial(indexer.register_forward_hook, self._after_indexer, always_call=True))
         return hooks
 
-    def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+    def before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+        """Begin a step: read which tokens the forward is about."""
         self._forward, self._refused = None, {}
         self._indexed.clear()
         expected = len(self._modules)
         try:
             forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
             training = self._model.training and torch.is_grad_enabled()
+            fresh = new_tokens(forward, self._session)
+            if self._weights.changed():
+                self._session.new_weights()
+            held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
             self._session.begin(
-                new_tokens(forward, self._session),
+                fresh,
                 expected=expected,
                 mode=Mode.TRAINING if training else None,
+                spans={handle: (held[handle], held[handle] + len(new)) for handle, new in fresh.items()},
             )
+            forward.implementation = str(self._model.config._attn_implementation)
             self._forward = forward
+            if forward.cache is not None:
+                self._place(forward.cache, forward)
         except Exception as error:
             self._session.begin({}, expected=expected)
             self._session.fail(error, "forward", fired=False)
 
-    def _after_forward(self, *_: Any) -> None:
+    def after_forward(self, _: Any, __: Any, result: Any) -> None:
+        """End the step."""
         self._forward = None
-        self._session.end()
+        self._session.end(failed=result is None)
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
-        """See the cache before the layer writes to it: this is where its rows are placed."""
-        if self._forward is None:
-            return
-        try:
+        """See a cache that the model has made itself, before the first layer writes to it."""
+        if self._forward is not None and not self._forward.placed:
             cache = cache_of(kwargs)
-            check_cache(module, cache, self._forward)
             self._sequences.bind(cache, self._forward.handles)
-        except TracekitError as error:
-            self._refused[module] = error
+            self._place(cache, self._forward)
+
+    def _place(self, cache: Any, forward: Forward) -> None:
+        """Find out for every layer where its rows will stand, before any layer writes."""
+        forward.placed = True
+        for module, layer in self._modules.items():
+            try:
+                check_cache(layer, cache, forward)
+            except TracekitError as error:
+                self._refused[module] = error
 
     def _before_indexer(self, module: Any, _: Any) -> None:
         layer = self._layers[module]
@@ -171,14 +191,17 @@ class Recorder:
             self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
     def _wrap(self, kernel: Kernel, original: Attention | None) -> Attention:
+        layer_of, session = self._modules.get, self._session
+
         def recorded(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
         ) -> tuple[torch.Tensor, Any]:
             function = own_eager(module) if original is None else original
+            layer = layer_of(module)
+            if layer is None or (self._forward is not None and session.passes(layer)):
+                return function(module, query, key, value, attention_mask, **kwargs)
             result = function(module, query, key, value, attention_mask, **kwargs)
-            if module in self._modules:
-                call = KernelCall(module, query, key, value, attention_mask, kwargs, result[0])
-                self._look(kernel, call)
+            self._look(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
             return result
 
         return recorded
@@ -210,18 +233,24 @@ class Recorder:
             if not self._session.wants(call.module.layer_idx):
                 self._session.skip()
                 return
-            self._session.observe(observe_call(kernel, call, self._forward))
-            if indexer_of(call.module) is not None and call.module.layer_idx not in self._indexed:
+            if not self._forward.placed:
+                raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
+            self._session.capture(capture_call(kernel, call, self._forward))
+            if call.module.layer_idx in self._sparse and call.module.layer_idx not in self._indexed:
                 missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
                 self._session.fail(missing, where, fired=False)
         except Exception as error:
             self._session.fail(error, where)
 
 
-def attention_modules(model: Any) -> set[Any]:
-    """Return the modules that should call the interface: those of a layer, named as attention."""
+def _names(model: Any, modules: dict[Any, int]) -> dict[str, int]:
+    return {name: modules[module] for name, module in model.named_modules() if module in modules}
+
+
+def attention_modules(model: Any) -> dict[Any, int]:
+    """Return the modules of a layer that are named as attention, which should call the interface."""
     return {
-        module
+        module: int(module.layer_idx)
         for module in model.modules()
         if isinstance(getattr(module, "layer_idx", None), int)
         and "attention" in type(module).__name__.lower()

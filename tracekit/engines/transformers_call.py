@@ -1,13 +1,14 @@
 """One call of a transformers attention function, in the logical words of the model."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracekit.engines.torch_bits import borrow, take_rows
+from tracekit.engines.torch_bits import borrow, own, take_rows, torch_kind
 from tracekit.engines.transformers_backend import IDENTITY
 from tracekit.engines.transformers_families import Slots, compresses, key_slots
 from tracekit.engines.transformers_mask import MaskReading, read_mask
@@ -29,12 +30,14 @@ from tracekit.model import (
 )
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.transformers_identity import engine_name, executed
-from tracekit.recorder.observation import Borrowed, Observation, SeenKV
+from tracekit.recorder.observation import Borrowed, Handle, Launch, Observation, SeenKV, check_dtypes
 
 _TENSORS = {"s_aux", "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"}
 """Tensor arguments that are understood, or that the recorded kernels do not read."""
+_PARTS = {"q": "q", "keys": "k", "values": "v", "out": "out"}
 _BIASES = ("softcap", "position_bias", "indices", "head_mask", "alibi")
 """Arguments that change the scores in a way that a trace does not say."""
+_KNOWN = _TENSORS | set(_BIASES)
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,45 @@ class KernelCall:
     lse: torch.Tensor | None = None
 
 
-def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observation:
-    """Return the logical side of a call; q, out and lse are copies, KV is borrowed.
+@dataclass(frozen=True, eq=False)
+class Owned:
+    """What is kept of a call: copies of its tensors, and what else its description needs.
+
+    Args:
+        kernel: what ran.
+        module: the attention module.
+        handles: the request of each batch place.
+        slots: what the key slots held.
+        reading: what the mask said.
+        q: `[B, H, S, D]`.
+        out: `[B, S, H, Dv]`.
+        lse: `[B, S, H]` or None.
+        sink: FP32 `[H]` or None.
+        options: the arguments that say something of the launch.
+        scalars: of the launch plan.
+        device: where it ran.
+        implementation: the attention that the model was set to.
+        threads: of torch.
+    """
+
+    kernel: Kernel
+    module: Any
+    handles: list[Handle]
+    slots: Slots
+    reading: MaskReading
+    q: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    sink: Bits | None
+    options: dict[str, Any]
+    scalars: dict[str, Scalar]
+    device: str
+    implementation: str
+    threads: int
+
+
+def capture_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Launch:
+    """Return the logical side of a call; q, out and lse are copied now, KV is borrowed, the rest waits.
 
     Raises:
         Unsupported: the call does something that a trace cannot say.
@@ -107,35 +147,70 @@ def observe_call(kernel: Kernel, call: KernelCall, forward: Forward) -> Observat
             "cross-attention is not recorded.",
             rule="T-QUERY",
         )
-    slots = key_slots(call.module, call.k.shape[2], call.kwargs.get("sliding_window"), forward)
-    batch, reading = slots.batch, _reading(kernel, call, forward, slots)
-    present, request = np.unique(batch.sequence, return_inverse=True)
-    q = take_rows(call.q.transpose(1, 2), batch.row_slots, "q")
+    layer = int(call.module.layer_idx)
+    if not call.q.dtype == call.k.dtype == call.v.dtype == call.out.dtype:
+        check_dtypes(
+            layer,
+            {name: torch_kind(getattr(call, part).dtype) for name, part in _PARTS.items()},
+        )
+    slots = _slots(call, forward)
+    reading = _reading(kernel, call, forward, slots)
     sinks = call.kwargs.get("s_aux")
-    identity = kernel.identity(call.q.device.type)
+    owned = Owned(
+        kernel,
+        call.module,
+        forward.handles,
+        slots,
+        reading,
+        own(call.q),
+        own(call.out),
+        None if call.lse is None else own(call.lse),
+        None if sinks is None else _sink(sinks),
+        {name: call.kwargs.get(name) for name in ("scaling", "sliding_window")},
+        _scalars(call, slots, forward),
+        call.q.device.type,
+        forward.implementation,
+        torch.get_num_threads(),
+    )
+    size = owned.q.nbytes + owned.out.nbytes + (0 if owned.lse is None else owned.lse.nbytes)
+    kv = {forward.handles[b]: _rows_read(call, slots, b) for b in slots.batch.present}
+    return Launch(layer, kv, size, partial(describe, owned))
+
+
+def describe(owned: Owned) -> Observation:
+    """Return the observation of a call, without its KV."""
+    batch, reading = owned.slots.batch, owned.reading
+    place = {b: index for index, b in enumerate(batch.present)}
+    q = take_rows(owned.q.transpose(1, 2), batch.row_slots, "q")
+    identity = owned.kernel.identity(owned.device)
+    lse = owned.lse
     return Observation(
-        layer=int(call.module.layer_idx),
-        requests=tuple(forward.handles[b] for b in present),
-        request=request.astype(np.int32),
+        layer=int(owned.module.layer_idx),
+        requests=tuple(owned.handles[b] for b in batch.present),
+        request=np.array([place[b] for b in batch.sequence.tolist()], np.int32),
         positions=batch.positions,
         q=q,
-        kv={forward.handles[b]: _rows_read(call, slots, int(b)) for b in present},
-        sink=None if sinks is None else _sink(sinks),
+        kv={},
+        sink=owned.sink,
         selection=reading.selection,
-        out=Output(take_rows(call.out, batch.row_slots, "out"), Origin.EXECUTED),
-        lse=None
-        if call.lse is None
-        else Output(take_rows(call.lse, batch.row_slots, "lse"), Origin.EXECUTED),
-        conventions=_conventions(kernel, call, q.dtype, reading, batch.positions),
-        provenance=Provenance(
-            engine_name(),
-            str(call.module.config._attn_implementation),
-            identity,
-            torch.get_num_threads(),
-            _details(call),
-        ),
-        launch=_plan(identity.kernel, call, slots, reading),
+        out=Output(take_rows(owned.out, batch.row_slots, "out"), Origin.EXECUTED),
+        lse=None if lse is None else Output(take_rows(lse, batch.row_slots, "lse"), Origin.EXECUTED),
+        conventions=_conventions(owned, q.dtype),
+        provenance=Provenance(engine_name(), owned.implementation, identity, owned.threads, _details(owned)),
+        launch=_plan(identity.kernel, owned),
     )
+
+
+def _slots(call: KernelCall, forward: Forward) -> Slots:
+    """What the key slots hold, found out once for all layers of a kind."""
+    window = call.kwargs.get("sliding_window")
+    compressor = getattr(call.module, "compressor", None)
+    rate = None if compressor is None else int(compressor.compress_rate)
+    key = (call.k.shape[2], window, compresses(call.module), rate)
+    if key not in forward.derived:
+        forward.derived[key] = key_slots(call.module, call.k.shape[2], window, forward)
+    slots: Slots = forward.derived[key]
+    return slots
 
 
 def _reading(kernel: Kernel, call: KernelCall, forward: Forward, slots: Slots) -> MaskReading:
@@ -149,12 +224,11 @@ def _reading(kernel: Kernel, call: KernelCall, forward: Forward, slots: Slots) -
     return reading
 
 
-def _details(call: KernelCall) -> dict[str, str]:
+def _details(owned: Owned) -> dict[str, str]:
     """What a launch without its plan needs to be made as the engine would."""
-    details = {"module": f"{type(call.module).__module__}.{type(call.module).__qualname__}"}
-    sinks = call.kwargs.get("s_aux")
-    if sinks is not None:
-        details["sink_dtype"] = str(sinks.dtype).removeprefix("torch.")
+    details = {"module": f"{type(owned.module).__module__}.{type(owned.module).__qualname__}"}
+    if owned.scalars["sink_dtype"] is not None:
+        details["sink_dtype"] = str(owned.scalars["sink_dtype"])
     return details
 
 
@@ -179,14 +253,14 @@ def _rows_read(call: KernelCall, slots: Slots, b: int) -> dict[KVFamily, SeenKV]
     return families
 
 
-def _conventions(
-    kernel: Kernel, call: KernelCall, dtype: DType, reading: MaskReading, positions: npt.NDArray[np.int64]
-) -> Conventions:
+def _conventions(owned: Owned, dtype: DType) -> Conventions:
+    kernel, scaling = owned.kernel, owned.options["scaling"]
+    looks_back = _looks_back(owned.reading, owned.slots.batch.positions)
     return Conventions(
-        scale_to_bits(_scale(call)),
-        causal=bool(getattr(call.module, "is_causal", True)) and _looks_back(reading, positions),
-        window=call.kwargs.get("sliding_window"),
-        output_boundary="before inverse rope" if compresses(call.module) else "attention core",
+        scale_to_bits(float(owned.q.shape[-1] ** -0.5 if scaling is None else scaling)),
+        causal=bool(owned.scalars["module_is_causal"]) and looks_back,
+        window=owned.options["sliding_window"],
+        output_boundary="before inverse rope" if compresses(owned.module) else "attention core",
         score_dtype=dtype if kernel.own_scores else DType.FLOAT32,
         probability_dtype=dtype if kernel.own_probabilities else DType.FLOAT32,
         # k and v are the very arguments of the kernel, whatever the cache did to them before.
@@ -194,8 +268,8 @@ def _conventions(
     )
 
 
-def check_cache(module: Any, cache: Any, forward: Forward) -> None:
-    """Refuse a cache whose rows cannot be placed.
+def check_cache(index: int, cache: Any, forward: Forward) -> None:
+    """Refuse a cache whose rows cannot be placed in a layer.
 
     Raises:
         Unsupported: `T-CACHE`.
@@ -203,7 +277,6 @@ def check_cache(module: Any, cache: Any, forward: Forward) -> None:
     if cache is None:
         return
     layers = getattr(cache, "layers", None)
-    index = module.layer_idx
     layer = layers[index] if layers is not None and index < len(layers) else None
     if layers is None or (layer is not None and type(layer).__name__ not in CACHE_LAYERS):
         raise Unsupported(
@@ -224,10 +297,12 @@ def check_cache(module: Any, cache: Any, forward: Forward) -> None:
 
 def _refuse(kernel: Kernel, call: KernelCall) -> None:
     name = type(call.module).__name__
-    bias = next((b for b in _BIASES if call.kwargs.get(b) is not None), None)
-    unknown = [
-        k for k, v in call.kwargs.items() if isinstance(v, torch.Tensor) and k not in (*_TENSORS, *_BIASES)
-    ]
+    kwargs = call.kwargs
+    bias = next((b for b in _BIASES if kwargs.get(b) is not None), None)
+    unknown = [k for k, v in kwargs.items() if k not in _KNOWN and isinstance(v, torch.Tensor)]
+    plain = bias is None and not unknown and not kwargs.get("dropout")
+    if plain and not (kernel is SDPA and kwargs.get("s_aux") is not None):
+        return
     checks = (
         (bias is not None, f"passes {bias}, which changes the scores"),
         (bool(unknown), f"passes {', '.join(unknown)}, which tracekit does not know"),
@@ -262,21 +337,37 @@ def _looks_back(reading: MaskReading, positions: npt.NDArray[np.int64]) -> bool:
     return True
 
 
-def _scale(call: KernelCall) -> float:
-    scaling = call.kwargs.get("scaling")
-    return float(call.q.shape[-1] ** -0.5 if scaling is None else scaling)
-
-
 def _sink(sinks: torch.Tensor) -> Bits:
     bits = borrow(sinks, "sinks")
     return Bits.from_float32(Bits(bits.data.copy(), bits.dtype).to_float32(), DType.FLOAT32)
 
 
-def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> LaunchPlan:
-    batch = slots.batch
-    scalars: dict[str, Scalar] = {
-        "batch": batch.real.shape[0],
-        "query_length": batch.queries,
+def _scalars(call: KernelCall, slots: Slots, forward: Forward) -> dict[str, Scalar]:
+    """What a launch plan says of the arguments besides arrays, found out once for all layers that agree."""
+    q, k, v, sinks = call.q, call.k, call.v, call.kwargs.get("s_aux")
+    options = tuple(call.kwargs.get(name) for name in ("scaling", "is_causal", "sliding_window"))
+    key = (
+        *(slots, q.stride(), k.stride(), v.stride(), v.storage_offset(), k.shape[1], v.shape[3]),
+        *(
+            q.shape[1],
+            options,
+            q.requires_grad,
+            call.module.training,
+            getattr(call.module, "is_causal", True),
+        ),
+        None if sinks is None else sinks.dtype,
+    )
+    if key not in forward.derived:
+        forward.derived[key] = _read_scalars(call, slots)
+    scalars: dict[str, Scalar] = forward.derived[key]
+    return scalars
+
+
+def _read_scalars(call: KernelCall, slots: Slots) -> dict[str, Scalar]:
+    sinks = call.kwargs.get("s_aux")
+    return {
+        "batch": call.q.shape[0],
+        "query_length": call.q.shape[2],
         "key_length": slots.keys,
         "scaling": call.kwargs.get("scaling"),
         "is_causal": call.kwargs.get("is_causal"),
@@ -288,14 +379,18 @@ def _plan(kernel: str, call: KernelCall, slots: Slots, reading: MaskReading) -> 
         "q_layout": _layout(call.q),
         "kv_layout": _layout(call.k),
         **_value_layout(call.v),
-        "sink_dtype": _details(call).get("sink_dtype"),
-        **reading.scalars,
+        "sink_dtype": None if sinks is None else str(sinks.dtype).removeprefix("torch."),
     }
+
+
+def _plan(kernel: str, owned: Owned) -> LaunchPlan:
+    slots, reading = owned.slots, owned.reading
+    scalars = {**owned.scalars, **reading.scalars}
     if slots.compressed_family is not None:
         scalars["compressed_length"] = slots.compressed
     arrays = {"key_real": np.packbits(slots.real_keys.reshape(-1)), **reading.arrays}
-    queries = batch.real.shape[0] * batch.queries
-    return LaunchPlan(kernel, batch.row_slots, queries, scalars=scalars, arrays=arrays)
+    queries = slots.batch.real.shape[0] * slots.batch.queries
+    return LaunchPlan(kernel, slots.batch.row_slots, queries, scalars=scalars, arrays=arrays)
 
 
 def _value_layout(tensor: torch.Tensor) -> dict[str, Scalar]:

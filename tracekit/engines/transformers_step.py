@@ -36,13 +36,18 @@ class Forward:
         real: bool `[B, past + S]`, False for padding.
         past: token slots before this forward.
         handles: the request of each batch place.
+        cache: as passed; None where the model makes one, or uses none.
+        implementation: the attention that the model is set to.
+        placed: whether the rows that its cache will hold are known.
     """
 
     tokens: npt.NDArray[np.int64]
     real: npt.NDArray[np.bool_]
     past: int
     handles: list[Handle]
-    caches: dict[int, Any] = field(default_factory=dict)
+    cache: Any = None
+    implementation: str = ""
+    placed: bool = False
     batches: dict[int, PaddedBatch] = field(default_factory=dict)
     derived: dict[Any, Any] = field(default_factory=dict)
     """What the layers of one forward share: the same mask object is read once."""
@@ -115,7 +120,7 @@ def read_forward(signature: inspect.Signature, args: Any, kwargs: Any, sequences
     real = _real(given.get("attention_mask"), shape, past)
     _refuse_packed(given.get("position_ids"), real[:, past:])
     handles = sequences.of(cache, past, shape[0])
-    return Forward(tokens.astype(np.int64), real, past, handles)
+    return Forward(tokens.astype(np.int64), real, past, handles, cache)
 
 
 def cache_of(kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from tracekit.engines.vllm_points import (
     is_v4,
     layer_number,
     refuse_runner,
+    run_tag,
     runner_of,
     schedulings,
     tested,
@@ -32,6 +33,7 @@ from tracekit.engines.vllm_points import (
 from tracekit.engines.vllm_signatures import EVIDENCE, signature_of
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
+from tracekit.model import Tag
 from tracekit.recorder.observation import IndexerObservation, Observation
 from tracekit.recorder.session import Session
 
@@ -72,6 +74,7 @@ class Recorder:
         self._runner = runner
         self._layers = attention_layers(runner)
         self._numbers = {name: layer_number(name) for name in self._layers}
+        session.names.update({number: name for name, number in self._numbers.items()})
         self._v4 = {name: layer for name, layer in self._layers.items() if is_v4(layer)}
         self._gpu = {
             name: signature
@@ -81,7 +84,7 @@ class Recorder:
         self._scheduling = schedulings(runner, self._layers.keys() - self._v4.keys() - self._gpu.keys())
         self._requests = Requests(session)
         self._checked: set[str] = set()
-        self._dummies = 0
+        self._dummies: int | None = None
         self._scheduled: Any = None
         self._step: Step | None = None
         self._opened = False
@@ -108,7 +111,22 @@ class Recorder:
         for name in (*self._scheduling, *self._gpu):
             impl = self._layers[name].impl
             entries.append(Entry(name, vars(impl), "forward", self._forward_of(name, impl)))
-        return entries + v4_entries(self._v4, self)
+        entries += v4_entries(self._v4, self)
+        if hasattr(runner, "_dummy_run"):
+            dummy = runner._dummy_run
+            entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
+        return entries
+
+    def _wrap_dummy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def dummy_run(*args: Any, **kwargs: Any) -> Any:
+            self._dummies = 0
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._session.other(run_tag(kwargs), expected=len(self._layers), fired=self._dummies)
+                self._dummies = None
+
+        return dummy_run
 
     def _forward_of(self, name: str, impl: Any) -> Callable[[Any], Any]:
         return lambda _: self._wrap_forward(name, impl.forward)
@@ -194,8 +212,10 @@ class Recorder:
 
     def profiled(self) -> None:
         """Count an attention call over tokens that nobody sent."""
-        self._dummies += 1
-        self._session.notes["profiling"] = f"{self._dummies} attention calls, none recorded"
+        if self._dummies is None:
+            self._session.other(Tag.PROFILE, fired=1)
+        else:
+            self._dummies += 1
 
     def look(self, name: str, observe: Callable[[Step], Observation]) -> None:
         """Record a launch of a layer that has already run. Nothing that happens here reaches the engine."""

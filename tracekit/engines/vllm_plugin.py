@@ -10,16 +10,17 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from multiprocessing.util import Finalize
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekit.env import settings
 from tracekit.errors import TracekitError
 
+if TYPE_CHECKING:
+    from tracekit.engines.process import Recordings
+    from tracekit.model import Tag
+    from tracekit.recorder.session import Session
+
 _MARK = "__tracekit__"
-_BEFORE_EXIT = 100
-"""Finalizers of the process run from the highest priority down, its queues and locks last."""
 
 
 def register() -> None:
@@ -30,17 +31,17 @@ def register() -> None:
             another one was asked for.
     """
     try:
-        path, backend = settings().record, settings().backend
+        found = settings()
     except TracekitError as error:
         if "TRACEKIT_BACKEND" in os.environ:
             raise
         _say(f"nothing is recorded: {error}")
         return
-    if backend is not None:
+    if found.backend is not None:
         from tracekit.engines import vllm_backend
 
         vllm_backend.register()
-    if path is None:
+    if found.record is None or found.engine not in (None, "vllm"):
         return
     try:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -49,23 +50,25 @@ def register() -> None:
         return
     if hasattr(GPUModelRunner.execute_model, _MARK):
         return
-    recordings = Recordings(path)
-    GPUModelRunner.execute_model = _wrapped(GPUModelRunner.execute_model, recordings)
+    from tracekit.engines.process import Recordings
+
+    runners = Runners(Recordings(found))
+    GPUModelRunner.execute_model = _wrapped(GPUModelRunner.execute_model, runners)
     if hasattr(GPUModelRunner, "_dummy_run"):
-        GPUModelRunner._dummy_run = _counted(GPUModelRunner._dummy_run, recordings)
+        GPUModelRunner._dummy_run = _counted(GPUModelRunner._dummy_run, runners)
 
 
-class Recordings:
-    """The recordings of this process: one a model runner, opened at its first step.
+class Runners:
+    """The model runners of this process, each recorded from its first step on.
 
     Args:
-        path: as the user gave it.
+        recordings: of this process.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, recordings: "Recordings") -> None:
+        self._recordings = recordings
         self._seen: set[int] = set()
-        self.dummies = 0
+        self.dummies: list[Tag] = []
         """Forwards over made-up tokens so far: profiling, warm-up for compilation, graph capture."""
 
     def join(self, runner: Any) -> Callable[..., Any] | None:
@@ -75,48 +78,36 @@ class Recordings:
         self._seen.add(id(runner))
         from tracekit.engines.patch import enter_all
         from tracekit.engines.vllm import Recorder
-        from tracekit.recorder.api import record
+        from tracekit.engines.vllm_points import share_of
 
-        rank = int(getattr(runner.parallel_config, "rank", 0))
-        number = f"-{len(self._seen)}" if len(self._seen) > 1 else ""
-        path = self._path.with_name(f"{self._path.stem}.rank{rank}-{os.getpid()}{number}{self._path.suffix}")
-        stack = ExitStack()
-        try:
-            session = stack.enter_context(record(path))
-            session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
-            session.notes["warm-up"] = f"{self.dummies} dummy runs before the first step, none recorded"
+        def hook(session: "Session", stack: ExitStack) -> None:
+            for tag in self.dummies:
+                session.other(tag)
             enter_all(stack, Recorder(session, runner).entries(), [])
-        except Exception as error:
-            _say(f"{path} is not recorded: {error}")
+
+        if not self._recordings.begin(hook, share_of(runner)):
             return None
-        Finalize(None, _save, args=(stack, path), exitpriority=_BEFORE_EXIT)
         wrapped: Callable[..., Any] = runner.execute_model
         return wrapped
 
 
-def _wrapped(original: Callable[..., Any], recordings: Recordings) -> Callable[..., Any]:
+def _wrapped(original: Callable[..., Any], runners: Runners) -> Callable[..., Any]:
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        joined = recordings.join(self)
+        joined = runners.join(self)
         return original(self, *args, **kwargs) if joined is None else joined(*args, **kwargs)
 
     setattr(execute_model, _MARK, True)
     return execute_model
 
 
-def _counted(original: Callable[..., Any], recordings: Recordings) -> Callable[..., Any]:
+def _counted(original: Callable[..., Any], runners: Runners) -> Callable[..., Any]:
+    from tracekit.engines.vllm_points import run_tag
+
     def dummy_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recordings.dummies += 1
+        runners.dummies.append(run_tag(kwargs))
         return original(self, *args, **kwargs)
 
     return dummy_run
-
-
-def _save(stack: ExitStack, path: Path) -> None:
-    """Write the trace when the process ends, whatever ended it."""
-    try:
-        stack.close()
-    except Exception as error:
-        _say(f"{path} was not written: {error}")
 
 
 def _say(text: str) -> None:

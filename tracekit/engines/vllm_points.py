@@ -7,6 +7,7 @@ from typing import Any
 
 from tracekit.engines.vllm_signatures import SIGNATURES, signature_of
 from tracekit.errors import Unsupported
+from tracekit.model import Share, Tag
 
 TESTED = ((0, 32), (0, 33))
 """From the first version up to, not including, the second. Outside it every layer must pass `vllm_check`
@@ -72,6 +73,26 @@ def refuse_runner(runner: Any) -> None:
             "start the engine without speculative_config.",
             rule="V-SPECULATIVE",
         )
+
+
+def run_tag(arguments: Mapping[str, Any]) -> Tag:
+    """Say what a dummy run is, by the arguments of vLLM's `_dummy_run`."""
+    if arguments.get("is_graph_capturing"):
+        return Tag.CAPTURE
+    return Tag.PROFILE if arguments.get("is_profile") else Tag.WARMUP
+
+
+def share_of(runner: Any) -> Share:
+    """Return the place of a runner's process: vLLM numbers tensor-parallel processes first."""
+    parallel = runner.parallel_config
+
+    def number(name: str, default: int) -> int:
+        return int(getattr(parallel, name, None) or default)
+
+    rank, world, size = number("rank", 0), number("world_size", 1), number("tensor_parallel_size", 1)
+    data, data_size = number("data_parallel_rank", 0), number("data_parallel_size", 1)
+    kv_heads = int(runner.model_config.get_total_num_kv_heads()) if size > 1 else 0
+    return Share(data * world + rank, data_size * world, data, data_size, rank % size, size, kv_heads)
 
 
 def attention_layers(runner: Any) -> dict[str, Any]:

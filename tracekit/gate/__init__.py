@@ -2,8 +2,8 @@
 
 from tracekit.gate.gate import RequestGate
 from tracekit.gate.launch import Slots
+from tracekit.gate.machine import transition
 from tracekit.gate.refusal import CODES
 from tracekit.gate.state import Ledger, Phase, RequestState, Stream
-from tracekit.gate.transition import transition
 
 __all__ = ["CODES", "Ledger", "Phase", "RequestGate", "RequestState", "Slots", "Stream", "transition"]

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from tracekit.gate.memory import Memory, place_rows
 from tracekit.gate.refusal import refuse
-from tracekit.gate.state import Ledger, Phase, RequestState, Rows, Stream, StreamKey
+from tracekit.gate.state import Ledger, Pending, Phase, RequestState, Rows, Stream, StreamKey
 from tracekit.model.events import Attend, GateMode, GraphUse, Read, Span
 from tracekit.model.kv import KVFamily
 
@@ -40,14 +40,13 @@ def attend(ledger: Ledger, event: Attend) -> Ledger:
     if len(spans) > 1 and len({span.request for span in spans}) != len(spans):
         refuse("G-ROWS-TWICE", "a launch names a request twice", layer=event.layer)
     requests, epoch = dict(ledger.requests), ledger.epoch + 1
-    memory = Memory(requests, event.layer, ledger.scale_generation)
     families: list[KVFamily] = []
     keys = _NONE
     for span in spans:
         mine = [read.family for read in span.reads]
         if mine != families:  # as a rule, all requests of a launch have the same
             families, keys = mine, frozenset([(event.layer, family) for family in mine])
-        requests[span.request] = _advance(memory, ledger, event, span, keys, epoch)
+        requests[span.request] = _advance(requests, ledger, event, span, keys, epoch)
     return Ledger(
         ledger.model_version,
         epoch,
@@ -57,6 +56,7 @@ def attend(ledger: Ledger, event: Attend) -> Ledger:
         ledger.floors,
         ledger.graphs,
         requests,
+        {**ledger.pending, epoch: Pending(event.kernel, version)} if event.kernel else ledger.pending,
     )
 
 
@@ -83,7 +83,12 @@ def _check_graph(ledger: Ledger, use: GraphUse, rows: int, model_version: int) -
 
 
 def _advance(
-    memory: Memory, ledger: Ledger, event: Attend, span: Span, keys: frozenset[StreamKey], epoch: int
+    requests: dict[str, RequestState],
+    ledger: Ledger,
+    event: Attend,
+    span: Span,
+    keys: frozenset[StreamKey],
+    epoch: int,
 ) -> RequestState:
     """Return one request after its rows of a launch."""
     name, first, end, mode, reads = span
@@ -93,7 +98,7 @@ def _advance(
         _refuse("G-ROWS-TWICE", event, span, "a KV family is read twice")
     if (mode is _GRAPH) != (event.graph is not None):
         _refuse("G-GRAPH-MODE", event, span, f"{mode} {'without' if event.graph is None else 'with'} a graph")
-    request = memory.requests.get(name) or _new(event, mode)
+    request = requests.get(name) or _new(event, mode)
     if mode is _RECOMPUTE:
         # Rows that were lost are given back to the request; else they are computed beside it.
         lost = request.phase is _ACTIVE and request.known > request.length
@@ -112,7 +117,7 @@ def _advance(
         held = streams.get(key)
         if held is None and closed:
             _refuse("G-STREAM-NEW", event, span, f"it has no {read.family} rows there")
-        stream = _stream(memory, ledger, event, span, read, held, phase)
+        stream = _stream(requests, ledger, event, span, read, held, phase)
         if stream is not held:
             changed = changed or dict(streams)
             changed[key] = stream
@@ -200,7 +205,13 @@ def _refuse_recompute(request: RequestState, event: Attend, span: Span) -> NoRet
 
 
 def _stream(
-    memory: Memory, ledger: Ledger, event: Attend, span: Span, read: Read, old: Stream | None, phase: Phase
+    requests: dict[str, RequestState],
+    ledger: Ledger,
+    event: Attend,
+    span: Span,
+    read: Read,
+    old: Stream | None,
+    phase: Phase,
 ) -> Stream:
     """Return a stream after a launch; the same object where nothing of it changed."""
     family, version, oldest, scales, pages = read
@@ -227,6 +238,7 @@ def _stream(
         _refuse("G-EVICTED", event, span, text, family=family.value)
     shared = 0
     if scales or pages or (old is not None and (old.scales or old.pages)):
+        memory = Memory(requests, event.layer, ledger.scale_generation)
         shared = place_rows(memory, span, read, old)
     new = Stream(version, oldest, window, scales, pages, shared, _LIVE)
     return old if old == new else new

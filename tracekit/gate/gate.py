@@ -7,10 +7,10 @@ from tracekit.errors import UsageError
 from tracekit.gate.attempts import Attempts
 from tracekit.gate.finite import check_answer
 from tracekit.gate.launch import Extent, SlotMap, attend_of, extents
+from tracekit.gate.machine import transition
 from tracekit.gate.prints import Prints, differing, everything
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
-from tracekit.gate.transition import transition
 from tracekit.model import AttentionCall, Rows
 from tracekit.model.events import Attend, Event, GraphUse, NewWeights, Rollback
 from tracekit.providers.base import Execution, Launch, Provider, Tensors
@@ -76,6 +76,7 @@ class RequestGate:
         graph: GraphUse | None = None,
         slots: SlotMap | None = None,
         flags: Flags | None = None,
+        kernel: str = "",
     ) -> Tensors:
         """Run a call if it may come next, and commit it if it ran.
 
@@ -87,6 +88,7 @@ class RequestGate:
             graph: the graph that the provider replays, in decode.
             slots: scales and pages of the KV, where there are any.
             flags: waits for the device and returns the finite flags of the launch.
+            kernel: identity of the kernel, where its backward is to follow (`tracekit.gate.autograd`).
 
         Returns:
             O and LSE, as the provider gave them.
@@ -101,7 +103,7 @@ class RequestGate:
             self._spans, self._rows = extents(call.rows), call.rows
         spans = self._spans
         version = ledger.model_version if model_version is None else model_version
-        event = attend_of(call, spans, version, graph, slots or {})
+        event = attend_of(call, spans, version, graph, slots or {}, kernel)
         after = transition(ledger, event)
         if self._attempts:
             self._attempts.check(event, call, spans)

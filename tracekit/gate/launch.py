@@ -74,6 +74,7 @@ def attend_of(
     model_version: int,
     graph: GraphUse | None = None,
     slots: SlotMap = _NOWHERE,
+    kernel: str = "",
 ) -> Attend:
     """Return the event of a call.
 
@@ -99,4 +100,4 @@ def attend_of(
             else:
                 reads.append(Read(family, rows.generation, rows.first))
         parts.append(Span(name, first, end, mode, tuple(reads)))
-    return Attend(call.layer, tuple(parts), model_version, call.conventions.window, graph)
+    return Attend(call.layer, tuple(parts), model_version, call.conventions.window, graph, kernel)

@@ -66,6 +66,13 @@ CODES = {
     "G-BYTES": "rows computed again have the bytes of the first time",
     "G-CONCURRENT": "the ledger does not move while a launch runs",
     "G-BACKWARD": "a backward belongs to the forward that it follows, and to the same kernel",
+    # the joint plan of DeepSeek-V4
+    "G-PLAN-FAMILIES": "a joint plan reads the window, or the window and one family of compressed rows",
+    "G-PLAN-SHARED": "in a joint plan a key is its own value",
+    "G-PLAN-WINDOW": "a row of a joint plan reads its whole window, ascending, itself last",
+    "G-PLAN-ROWS": "a row of a joint plan reads complete compressed rows only, and all of C128",
+    "G-PLAN-SINK": "a sink is one binary32 logit a head, without a row of KV",
+    "G-PLAN-SCALE": "the scale of a joint plan is one over the root of the head size",
     # a recorded history
     "G-TRACE-CALL": "the calls of a trace are those of its history",
 }

@@ -102,6 +102,13 @@ class RequestState(NamedTuple):
         )
 
 
+class Pending(NamedTuple):
+    """A launch whose backward is to follow."""
+
+    kernel: str
+    model_version: int
+
+
 class Ledger(NamedTuple):
     """The state of an engine.
 
@@ -114,6 +121,7 @@ class Ledger(NamedTuple):
         floors: oldest cache version that is good, by layer and family; None in either is all.
         graphs: captured graphs and their weights.
         requests: by name.
+        pending: launches whose backward is to follow, by their epoch.
     """
 
     model_version: int = 0
@@ -124,6 +132,7 @@ class Ledger(NamedTuple):
     floors: Mapping[tuple[int | None, KVFamily | None], int] = {}
     graphs: Mapping[str, tuple[GraphUse, int]] = {}
     requests: Mapping[str, RequestState] = {}
+    pending: Mapping[int, Pending] = {}
 
     def floor(self, key: StreamKey) -> int:
         """Return the oldest cache version that is good for a stream."""

@@ -90,8 +90,7 @@ class GraphUse(NamedTuple):
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attend:
+class Attend(NamedTuple):
     """One attention launch of one layer.
 
     Args:
@@ -100,6 +99,7 @@ class Attend:
         model_version: weight generation that made Q and the new KV rows.
         window: sliding window in tokens, of the families `dense` and `recent`.
         graph: the graph that is replayed, in graph decode only.
+        kernel: identity of the kernel whose backward is to follow; empty where none is.
     """
 
     layer: int
@@ -107,6 +107,22 @@ class Attend:
     model_version: int = 0
     window: int | None = None
     graph: GraphUse | None = None
+    kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The gradients of one launch were computed.
+
+    Args:
+        forward: the epoch that the launch was committed as.
+        kernel: identity of the kernel that computed them.
+        model_version: weights in force.
+    """
+
+    forward: int
+    kernel: str
+    model_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +255,7 @@ class Capture:
 
 Event = (
     Attend
+    | Backward
     | Preempt
     | Rollback
     | Fork

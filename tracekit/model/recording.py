@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import InvalidCall
+from tracekit.model.history import Entry
 from tracekit.model.provenance import Identity
 from tracekit.model.rows import RequestKey
 from tracekit.model.share import Share
@@ -118,6 +119,7 @@ class Recording:
         ledger: one record a step.
         notes: free text by name (command line, driver), for `inspect`.
         share: which part of a parallel job this is; None where it is all of it, or nobody said.
+        history: what the engine said that it did, in order; None where nobody followed it.
     """
 
     identity: Identity = field(default_factory=Identity)
@@ -125,3 +127,4 @@ class Recording:
     ledger: tuple[StepRecord, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
     share: Share | None = None
+    history: tuple[Entry, ...] | None = None

@@ -27,9 +27,9 @@ class Tka1:
     form: Form = "auto"
 
     def capabilities(self) -> Capabilities:
-        """BF16 attention of every family, list and sink, P in binary32; pages through the canonicaliser."""
+        """Attention of every family, list and sink, P in binary32; pages through the canonicaliser."""
         return Capabilities(
-            dtypes=frozenset({DType.BFLOAT16}),
+            dtypes=frozenset({DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32}),
             two_families=True,
             lists=True,
             sink=True,
@@ -82,7 +82,7 @@ class Tka1:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         answer = tka1.attention(inputs(call), form=self.form, threads=threads or None)
-        return Tensors(Bits(answer.out, DType.BFLOAT16), Bits(answer.lse, DType.FLOAT32))
+        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
 
 
 class Tka1Numpy(Tka1):
@@ -100,6 +100,7 @@ def inputs(call: AttentionCall) -> tka1.Inputs:
         families=tuple(_family(call, family) for family in sorted(call.selection.families, key=_ORDER.index)),
         sink=None if call.sink is None else call.sink.data,
         scale_bits=call.conventions.scale_bits,
+        dtype=call.dtype,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracekit.errors import TracekitError, UsageError
-from tracekit.model import AttentionCall, Bits, IndexerCall, Recording
+from tracekit.model import AttentionCall, Bits, IndexerCall, Recording, Share
 from tracekit.recorder.conventions import contradictions
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import parse_filters
@@ -64,9 +64,15 @@ def record(
     engine: str | None = None,
     layers: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
+    rows: Iterable[int] | None = None,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    max_size_gb: float | None = None,
+    share: Share | None = None,
     derive: Callable[[AttentionCall], Bits] | None = derive_lse,
     force: bool = False,
     write: Writer | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
     **options: Any,
 ) -> Iterator[ManualSession]:
     """Record attention into a trace, written when the block is left.
@@ -82,9 +88,17 @@ def record(
             `llm` is, and otherwise records only what `session.attention` is given.
         layers: 0-based layers to keep; None keeps all.
         steps: 0-based steps to keep; None keeps all.
+        rows: 0-based positions of query rows to keep; None keeps all. The KV that they read stays; launch
+            plans and gradients of calls that lose rows do not.
+        include: globs (fnmatch) against the name of the layer's module and the engine's name of the request:
+            rows of which neither matches are left out.
+        exclude: globs likewise: rows of which one matches are left out.
+        max_size_gb: where the recording ends: so many 10^9 bytes of captured rows. The engine goes on.
+        share: which part of a parallel job this process is; None is all of it, or what the engine says.
         derive: gives the LSE of calls whose kernel gave none.
         force: write over a file that exists.
         write: writes the trace; None takes `tracekit.store.write_trace`.
+        progress: called with (done, total, text) while the trace is made at the end.
         options: what the engine adapter needs (`model` for transformers, `llm` for vllm).
 
     Raises:
@@ -103,13 +117,15 @@ def record(
     if engine is None and options:
         raise UsageError(
             f"record() does not know the option {', '.join(options)}; without an engine it takes layers, "
-            "steps, derive, force and write.",
+            "steps, rows, include, exclude, max_size_gb, share, derive, force, write and progress.",
             rule="R-OPTION",
             options=list(options),
         )
     if write is None:
         importlib.import_module("tracekit.store.target").check_target(path, force=force)
-    session = ManualSession(parse_filters(layers, steps), derive)
+    filters = parse_filters(layers, steps, rows, include, exclude)
+    session = ManualSession(filters, derive, _bytes(max_size_gb))
+    session.share = share
     adapter = None if engine is None else _adapter(engine)(session, **options)
     try:
         if adapter is None:
@@ -120,7 +136,7 @@ def record(
     except BaseException as failure:
         _keep_part(Path(path), session, write, failure)
         raise
-    calls = _save(Path(path), session, write)
+    calls = _save(Path(path), session, write, progress)
     if session.problems:
         more = f" (and {len(session.problems) - 1} more)" if len(session.problems) > 1 else ""
         warnings.warn(f"{path}: {session.problems[0]}{more}", CaptureIncomplete, stacklevel=3)
@@ -144,11 +160,30 @@ def _keep_part(path: Path, session: Session, write: Writer | None, error: BaseEx
         error.add_note(f"tracekit: what was recorded before this is not kept: {second}")
 
 
-def _save(path: Path, session: Session, write: Writer | None) -> list[AttentionCall]:
-    recording, calls = session.finish()
+def _bytes(gigabytes: float | None) -> int | None:
+    if gigabytes is None:
+        return None
+    if not 0 < gigabytes < 1e9:
+        raise UsageError(
+            f"max_size_gb is a number of 10^9 bytes above 0, not {gigabytes!r}.",
+            rule="R-BUDGET",
+            value=gigabytes,
+        )
+    return int(gigabytes * 1e9)
+
+
+def _save(
+    path: Path,
+    session: Session,
+    write: Writer | None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[AttentionCall]:
+    recording, calls = session.finish(progress)
+    more: dict[str, Any] = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
     if write is None:
         write = importlib.import_module("tracekit.store").write_trace
-    more = {"indexer_calls": session.indexer_calls} if session.indexer_calls else {}
+        if progress is not None:
+            more["progress"] = lambda done, _: progress(done, len(calls), "calls written")
     session.written = write(path, recording, calls, **more)
     return calls
 

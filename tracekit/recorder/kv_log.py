@@ -97,18 +97,17 @@ class KVLog:
             RowChanged: a row is not what it was when it was last read in the same generation; the log
                 stays as it was.
         """
-        parts = rows.parts
+        parts, first, end = rows.parts, rows.first, rows.end
         if self._logs:
             log = self._logs[-1]
-            lo, hi = max(rows.first, log.first), min(rows.end, log.end)
-            if log.first <= rows.first <= log.end and _alike(log, rows, parts):
-                held = max(hi - rows.first, 0)
-                if _same(log.window(lo, hi), [part[:, :held] for part in parts]):
+            if log.first <= first <= log.end and _alike(log, rows, parts):
+                held = min(end, log.end) - first
+                ours, theirs = log.window(first, first + held), [part[:, :held] for part in parts]
+                if not _same(ours, theirs):
+                    raise RowChanged(first + _first_difference(ours, theirs))
+                if end > log.end:
                     self._append(log, [part[:, held:] for part in parts])
-                    return Extent(log, rows.first, rows.end)
-                raise RowChanged(
-                    lo + _first_difference(log.window(lo, hi), [part[:, :held] for part in parts])
-                )
+                return Extent(log, first, end)
         shapes = [(p.shape[0], max(_START, p.shape[1]), p.shape[2]) for p in parts]
         log = _Log(
             rows.first,
@@ -127,8 +126,9 @@ class KVLog:
 
 
 def _alike(log: _Log, rows: SeenKV, parts: list[Array]) -> bool:
-    shapes = [(b.shape[0], b.shape[2]) for b in log.buffers] == [(p.shape[0], p.shape[2]) for p in parts]
-    return shapes and log.dtype == rows.keys.dtype and rows.generation <= log.generation
+    if rows.generation > log.generation or log.dtype is not rows.keys.dtype or len(log.buffers) != len(parts):
+        return False
+    return all(b.shape[::2] == p.shape[::2] for b, p in zip(log.buffers, parts, strict=True))
 
 
 def _same(ours: list[Array], theirs: list[Array]) -> bool:
@@ -137,9 +137,10 @@ def _same(ours: list[Array], theirs: list[Array]) -> bool:
 
 def _equal(a: Array, b: Array) -> bool:
     """Compare bytes; in words of 8 where both allow it, which is faster."""
-    if a.size and a.shape[-1] * a.itemsize % 8 == 0 and a.strides[-1] == b.strides[-1] == a.itemsize:
+    size = a.itemsize
+    if a.size and a.shape[-1] * size % 8 == 0 and a.strides[-1] == b.strides[-1] == size:
         a, b = a.view(np.uint64), b.view(np.uint64)
-    return np.array_equal(a, b)
+    return bool((a == b).all())
 
 
 def _first_difference(ours: list[Array], theirs: list[Array]) -> int:

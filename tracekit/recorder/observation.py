@@ -127,14 +127,7 @@ class Observation:
                 kinds["values"] = (rows.values or rows.keys).dtype
         if self.out is not None:
             kinds["out"] = self.out.bits.dtype
-        if len(set(kinds.values())) > 1:
-            raise InvalidCall(
-                f"layer {self.layer} mixes dtypes ({', '.join(f'{n} {d}' for n, d in kinds.items())}); "
-                "one call has one dtype: cast before the attention function, or record each side by itself.",
-                rule="M-CALL-DTYPE",
-                layer=self.layer,
-                dtypes={name: dtype.value for name, dtype in kinds.items()},
-            )
+        check_dtypes(self.layer, {name: dtype.value for name, dtype in kinds.items()})
 
     @property
     def size(self) -> int:
@@ -161,6 +154,22 @@ class Observation:
             lse=None if self.lse is None else self.lse.take(order),
             launch=None,
             gradients=None,
+        )
+
+
+def check_dtypes(layer: int, kinds: Mapping[str, str]) -> None:
+    """Refuse a launch whose tensors have more than one dtype.
+
+    Raises:
+        InvalidCall: `M-CALL-DTYPE`.
+    """
+    if len(set(kinds.values())) > 1:
+        raise InvalidCall(
+            f"layer {layer} mixes dtypes ({', '.join(f'{n} {d}' for n, d in kinds.items())}); "
+            "one call has one dtype: cast before the attention function, or record each side by itself.",
+            rule="M-CALL-DTYPE",
+            layer=layer,
+            dtypes=dict(kinds),
         )
 
 

@@ -25,10 +25,12 @@ from tracekit.model import (
     Share,
     Tag,
 )
+from tracekit.model.events import NewWeights
 from tracekit.recorder.assemble import attention_call, indexer_call
 from tracekit.recorder.choice import Choice
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
+from tracekit.recorder.history import HistoryLog
 from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
 from tracekit.recorder.ledger import Ledger, OpenStep
@@ -51,7 +53,8 @@ class Session:
     `problems` lists what went wrong, in words; `notes` is free text for `inspect`; `written` is what the
     writer of the trace gave back; `indexer_calls` are the launches of sparse indexers, once `finish` has run;
     `rank` is that of this process among those that share the heads of one launch; `share` says which part
-    of a parallel job the recording is.
+    of a parallel job the recording is; `history` is what the engine said that it did, and `updates` how
+    often its weights changed meanwhile.
 
     Args:
         filters: what to keep.
@@ -73,6 +76,8 @@ class Session:
         self.notes: dict[str, str] = {}
         self.problems: list[str] = []
         self.written: object = None
+        self.history = HistoryLog()
+        self.updates = 0
         self.recorded = 0
         self.captured = 0
         self.indexer_calls: list[IndexerCall] = []
@@ -97,7 +102,12 @@ class Session:
         return self._ledger.steps
 
     def begin(
-        self, tokens: Mapping[Handle, Array], *, expected: int | None = None, mode: Mode | None = None
+        self,
+        tokens: Mapping[Handle, Array],
+        *,
+        expected: int | None = None,
+        mode: Mode | None = None,
+        spans: Mapping[Handle, tuple[int, int]] | None = None,
     ) -> None:
         """Begin a step.
 
@@ -105,13 +115,25 @@ class Session:
             tokens: the new tokens of each request of the step.
             expected: hooks that should fire; None where that is not known.
             mode: why the step is made; None tells prefill from decode by the tokens.
+            spans: first position and end of the rows of each request, from adapters that follow the history
+                of requests (docs/gate.md); a step without them ends the history.
         """
         self.end("the step before it did not end")
-        modes = [self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)]
-        self._mode = mode or (Mode.DECODE if modes and set(modes) == {Mode.DECODE} else Mode.PREFILL)
+        modes = {handle: self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)}
+        self._mode = mode or (Mode.DECODE if set(modes.values()) == {Mode.DECODE} else Mode.PREFILL)
+        if spans is not None:
+            each = {handle: mode or modes.get(handle, self._mode) for handle in spans}
+            self.history.begin(self.current, spans, each, self.identity.model_version + self.updates)
+        else:
+            self.history.lose(f"step {self.current} does not say which rows it computed")
         self._open = OpenStep(self.current, expected)
         self._choice.begin(self.current, tokens, self._mode)
         self._choice.shut |= bool(self._spent)
+
+    def new_weights(self) -> None:
+        """The weights were updated between two steps."""
+        self.updates += 1
+        self.history.tell(NewWeights(self.identity.model_version + self.updates))
 
     def wants(self, layer: int) -> bool:
         """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
@@ -119,6 +141,13 @@ class Session:
         Decided before any tensor is touched. Where only some rows of a launch are wanted it is True.
         """
         return self._choice.wants(layer)
+
+    def passes(self, layer: int) -> bool:
+        """Count a launch that is not wanted; whether that was so."""
+        if self._choice.wants(layer):
+            return False
+        self.skip()
+        return True
 
     def skip(self) -> None:
         """Count a launch that `wants` did not want."""
@@ -283,8 +312,14 @@ class Session:
         if step.cut(text):
             self.problems.append(f"step {self.current}, {text}")
 
-    def end(self, cut: str = "") -> None:
-        """End the step that runs, if one does."""
+    def end(self, cut: str = "", *, failed: bool = False) -> None:
+        """End the step that runs, if one does.
+
+        Args:
+            cut: why it lacks calls.
+            failed: whether the engine's forward raised.
+        """
+        self.history.end(failed=failed)
         if self._open is None:
             return
         if cut:
@@ -341,7 +376,8 @@ class Session:
             self._explain_nothing()
         self._tell_gradients(late)
         lines = tuple(self._ledger.lines)
-        return Recording(self.identity, requests, lines, dict(self.notes), self.share), calls
+        history = self.history.resolve(self.requests.key)
+        return Recording(self.identity, requests, lines, dict(self.notes), self.share, history), calls
 
     def _tell_gradients(self, expected: list[LateGradients]) -> None:
         """Say which launches were to have gradients and lack some. Their forward is as good as any."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekit.errors import TracekitError
-from tracekit.verdict import ClaimId, Status, Verdict, exit_code, not_run, worst
+from tracekit.gate.recorded import Judgement, Legality
+from tracekit.verdict import ClaimId, Exit, Status, Verdict, exit_code, not_run, worst
 
 _ORDER = (
     Status.REFUTED,
@@ -28,12 +29,19 @@ class Report:
         named: the claims that were asked for by name.
         seed: the seed of the variants.
         errors: why traces could not be read to their end, as `told` says it.
+        histories: of each trace that was replayed whole, whether its history was legal.
     """
 
     verdicts: tuple[Verdict, ...]
     named: frozenset[ClaimId] = frozenset()
     seed: int = 0
     errors: tuple[Mapping[str, Any], ...] = ()
+    histories: tuple[tuple[str, Judgement], ...] = ()
+
+    @property
+    def illegal(self) -> bool:
+        """Whether the history of a trace was not legal: what its calls read is then not what it says."""
+        return any(judgement.status is Legality.ILLEGAL for _, judgement in self.histories)
 
     @property
     def status(self) -> Status:
@@ -42,6 +50,8 @@ class Report:
         A trace that could not be read to its end is inconclusive at best.
         """
         seen = {verdict.status for verdict in self.verdicts}
+        if self.illegal:
+            return Status.REFUTED
         if self.errors and Status.REFUTED not in seen:
             return Status.INCONCLUSIVE
         if not seen & {Status.REFUTED, Status.INCONCLUSIVE} and any(
@@ -53,7 +63,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """What the command line ends with (docs/verdicts.md)."""
-        codes = [error["exit_code"] for error in self.errors]
+        codes = [error["exit_code"] for error in self.errors] + [Exit.REFUTED] * self.illegal
         return worst([exit_code(self.verdicts, self.named), *codes])
 
     @property
@@ -80,6 +90,7 @@ class Report:
             "seed": self.seed,
             "named": sorted(self.named),
             "errors": [dict(error) for error in self.errors],
+            "histories": {trace: judgement.to_dict() for trace, judgement in self.histories},
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
         }
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from tracekit.env import check_timeout, settings
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
+from tracekit.gate.recorded import Judgement, Launch, judge
 from tracekit.model import AttentionCall
 from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
@@ -86,6 +87,7 @@ def replay(
     selected = [select(trace, wanted_layers, wanted_requests, wanted_calls) for trace in traces]
     verdicts: list[Verdict] = []
     errors: list[tuple[str, TracekitError]] = []
+    histories: list[tuple[str, Judgement]] = []
     with ExitStack() as stack:
         desk = _Desk(stack, limit, claims, probe, seed, threads)
         total = sum(len(indices) for indices in selected)
@@ -95,11 +97,13 @@ def replay(
             sessions: list[Session] = []
             early: list[Verdict] = []
             indexers: list[IndexerSession] = []
+            launches: list[Launch] = []
             try:
                 for index in indices:
                     if progress is not None:
                         progress(done, total, f"{name} call {index}")
                     call = trace.call(index)
+                    launches.append(Launch.of(call))
                     if index == indices[0]:
                         sessions, early = desk.sessions(trace, call, kernels)
                         indexers, sooner = desk.indexer_sessions(trace, providers)
@@ -109,6 +113,8 @@ def replay(
                     _visit_indexers(trace, call, index, indexers)
                     done += 1
                 cut = incomplete(trace, indices)
+                if len(indices) == len(trace.heads):
+                    histories.append((name, judge(trace.recording, launches)))
             except TracekitError as error:
                 # What was found before stands: a refutation is no less one because the rest is damaged.
                 errors.append((name, error))
@@ -124,7 +130,8 @@ def replay(
             raise errors[0][1]
         if progress is not None:
             progress(done, total, "done")
-    return Report(tuple(verdicts), frozenset(claims or ()), seed, tuple(told(*pair) for pair in errors))
+    problems = tuple(told(*pair) for pair in errors)
+    return Report(tuple(verdicts), frozenset(claims or ()), seed, problems, tuple(histories))
 
 
 def _visit_indexers(

@@ -7,6 +7,7 @@ import numpy as np
 from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import Array, AttentionCall, Bits, IndexerCall, Ranges, Recording, RequestKey, Rows
 from tracekit.store.column import Column
+from tracekit.store.history import history_to_bytes
 from tracekit.store.intake import check_call, check_indexer_call, tensors_of
 from tracekit.store.launches import launch_to_json
 from tracekit.store.ledger import disagreement
@@ -62,7 +63,11 @@ class Builder:
         self._stacks: dict[Line, tuple[int, Column]] = {}
         self._extents: list[tuple[Stream, Indices, Indices]] = []
         self._extent_count = 0
-        self._texts.add(recording_to_json(recording), parse_recording)
+        history = None
+        if recording.history is not None:
+            data = np.frombuffer(history_to_bytes(recording.history), np.uint8)
+            history = self._arrays.add(data, 0)
+        self._texts.add(recording_to_json(recording, history), parse_recording)
         for request in recording.requests:
             if request.key in self._numbers:
                 raise InvalidCall(

@@ -23,8 +23,10 @@ from tracekit.model import (
     Rows,
     Selection,
 )
+from tracekit.model.history import Entry
 from tracekit.store.canonical import parse_canonical
 from tracekit.store.head import Head
+from tracekit.store.history import parse_history
 from tracekit.store.launches import parse_launch
 from tracekit.store.limits import MAX_CALL, NONE
 from tracekit.store.payload import Payload
@@ -60,6 +62,14 @@ class Decoder:
             return Request(self._texts.keys[row], tokens, int(entry["prompt_length"]), alias)
         except InvalidCall as error:
             raise refused(error, f"request {row}") from None
+
+    def history(self, number: int) -> tuple[Entry, ...]:
+        """Return the history, which is array `number`.
+
+        Raises:
+            TraceCorrupt: E-15, E-19, E-20.
+        """
+        return parse_history(self._array(number).tobytes())
 
     def call(self, index: int) -> AttentionCall:
         """Return call `index`.

@@ -151,8 +151,17 @@ def _place_chunks(sink: HeadSink, datasets: Mapping[str, h5d.DatasetID], order: 
 
 
 def _write_chunks(descriptor: int, order: Sequence[Chunk], spool: Spool) -> bytes:
-    """Write the chunks and return the SHA-256 of all of them, which a thread computes meanwhile."""
+    """Write the chunks and return the SHA-256 of all of them, which a thread computes meanwhile.
+
+    A spool of one thread has no other: at the end of a Python program none can be started.
+    """
     digest = hashlib.sha256()
+    if spool.threads == 1:
+        for chunk in order:
+            stored = spool.read(chunk)
+            digest.update(stored)
+            write_all(descriptor, stored)
+        return digest.digest()
     hashed: list[Future[Any]] = []
     with ThreadPoolExecutor(1) as hasher:
         for chunk in order:

@@ -118,9 +118,9 @@ def parse_provenance(value: Any) -> Provenance:
     return Provenance(**fields)
 
 
-def recording_to_json(recording: Recording) -> dict[str, Any]:
-    """Return the recording without the token ids, which are arrays."""
-    told = {
+def recording_to_json(recording: Recording, history: int | None = None) -> dict[str, Any]:
+    """Return the recording without its arrays: token ids, and its history, which is array `history`."""
+    told: dict[str, Any] = {
         "aliases": [request.alias for request in recording.requests],
         "identity": asdict(recording.identity),
         "ledger": [
@@ -128,7 +128,11 @@ def recording_to_json(recording: Recording) -> dict[str, Any]:
         ],
         "notes": dict(recording.notes),
     }
-    return told if recording.share is None else {**told, "share": asdict(recording.share)}
+    if recording.share is not None:
+        told["share"] = asdict(recording.share)
+    if history is not None:
+        told["history"] = history
+    return told
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ class RecordingText:
         ledger: one record a step.
         notes: free text by name.
         share: which part of a job.
+        history: the array that holds the history, None where there is none.
     """
 
     aliases: list[str]
@@ -148,6 +153,7 @@ class RecordingText:
     ledger: tuple[StepRecord, ...]
     notes: dict[str, str]
     share: Share | None
+    history: int | None
 
 
 def parse_recording(value: Any) -> RecordingText:
@@ -156,13 +162,14 @@ def parse_recording(value: Any) -> RecordingText:
     Raises:
         TraceCorrupt: E-15, or E-21 when the noun of a ledger line or a share refuses.
     """
-    shared = isinstance(value, dict) and "share" in value
-    fields = parse_object(value, {**_RECORDING, "share": (dict,)} if shared else _RECORDING, "recording")
+    optional = {"share": (dict,), "history": (int,)}
+    present = {name: kind for name, kind in optional.items() if isinstance(value, dict) and name in value}
+    fields = parse_object(value, {**_RECORDING, **present}, "recording")
     identity = Identity(**parse_object(fields["identity"], _IDENTITY, "identity"))
     notes = parse_strings(fields["notes"], "notes")
     if any(type(alias) is not str for alias in fields["aliases"]):
         raise corrupt("E-15", "recording: an alias is text.", where="recording")
-    share = parse_object(fields["share"], _SHARE, "share") if shared else None
+    share = parse_object(fields["share"], _SHARE, "share") if "share" in fields else None
     try:
         return RecordingText(
             fields["aliases"],
@@ -170,6 +177,7 @@ def parse_recording(value: Any) -> RecordingText:
             tuple(_parse_line(line) for line in fields["ledger"]),
             notes,
             None if share is None else Share(**share),
+            fields.get("history"),
         )
     except InvalidCall as error:
         raise corrupt("E-21", f"recording: {error}", noun_rule=error.rule) from None

@@ -108,14 +108,15 @@ class Trace:
         """What surrounds the calls.
 
         Raises:
-            TraceCorrupt: E-19, E-20, E-21.
+            TraceCorrupt: E-15, E-19, E-20, E-21.
         """
         text = self._texts.recording
         requests = tuple(
             self._decoder.request(row, alias)
             for row, alias in zip(self._texts.listed, text.aliases, strict=True)
         )
-        return Recording(text.identity, requests, text.ledger, dict(text.notes), text.share)
+        history = None if text.history is None else self._decoder.history(text.history)
+        return Recording(text.identity, requests, text.ledger, dict(text.notes), text.share, history)
 
     @cached_property
     def heads(self) -> tuple[CallHead, ...]:

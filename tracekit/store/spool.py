@@ -53,7 +53,7 @@ class Spool:
         self._held = 0
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by __exit__)
         self._length = 0
-        self._threads = threads
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._pending: deque[tuple[Chunk, Future[bytes]]] = deque()
 
@@ -81,7 +81,7 @@ class Spool:
             self._keep(chunk, work())
             return
         self._pending.append((chunk, self._pool.submit(work)))
-        while len(self._pending) > 4 * self._threads:
+        while len(self._pending) > 4 * self.threads:
             self._collect()
 
     def settle(self) -> None:

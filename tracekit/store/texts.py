@@ -1,7 +1,7 @@
 """The texts and names of a head, parsed: everything that `inspect` shows without touching the payload."""
 
 from tracekit.errors import InvalidCall
-from tracekit.model import Conventions, Provenance, RequestKey
+from tracekit.model import Array, Conventions, Provenance, RequestKey
 from tracekit.store.canonical import parse_canonical
 from tracekit.store.head import Head
 from tracekit.store.nouns import parse_conventions, parse_provenance, parse_recording
@@ -35,6 +35,8 @@ class Texts:
         aliases = len(self.recording.aliases)
         if len(self.listed) != aliases:
             raise corrupt("E-28", f"{len(self.listed)} listed requests have {aliases} aliases.")
+        if self.recording.history is not None:
+            _check_history(self.recording.history, tables["arrays"])
         calls = tables["calls"]
         self._conventions = {
             number: parse_conventions(parse_canonical(self.raw(number), "conventions"))
@@ -65,3 +67,10 @@ class Texts:
         first = int(entry["members"])
         rows = self._tables["members"][first : first + int(entry["member_count"])]
         return tuple(self.keys[row] for row in rows.tolist())
+
+
+def _check_history(number: int, arrays: Array) -> None:
+    if not 0 <= number < len(arrays):
+        raise corrupt("E-16", f"The history is array {number}, and there are {len(arrays)}.")
+    if int(arrays["width"][number]) != 1:
+        raise corrupt("E-28", f"The history is array {number}, whose elements are no bytes.")

@@ -3,10 +3,13 @@
 numpy has no fma. A binary32 fma is made of binary64 operations instead; see `fma`.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import Unsupported
+from tracekit.model.bits import DType
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -50,8 +53,12 @@ def require_subnormals() -> None:
         )
 
 
-def widen(bits: U16) -> F32:
-    """Return bf16 bits as binary32; exact."""
+def widen(bits: npt.NDArray[Any], dtype: DType = DType.BFLOAT16) -> F32:
+    """Return the numbers of a launch's dtype as binary32; exact (S2)."""
+    if dtype is DType.FLOAT32:
+        return np.ascontiguousarray(bits, np.uint32).view(np.float32)
+    if dtype is DType.FLOAT16:
+        return np.ascontiguousarray(bits, np.uint16).view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -143,6 +150,16 @@ def to_bf16(x: F32) -> U16:
     bits = x.view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(NAN >> 16), rounded)
+
+
+def narrow(x: F32, dtype: DType) -> npt.NDArray[Any]:
+    """Round to a launch's dtype, nearest even, one NaN (S11, S13)."""
+    if dtype is DType.FLOAT32:
+        return one_nan(x)
+    if dtype is DType.FLOAT16:
+        with np.errstate(over="ignore"):
+            return np.where(np.isnan(x), np.uint16(0x7E00), x.astype(np.float16).view(np.uint16))
+    return to_bf16(x)
 
 
 def one_nan(x: F32) -> U32:

@@ -11,14 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import InvalidCall
+from tracekit.model.bits import DType
 from tracekit.providers.tka1.border import LEAF, canonical_lists, checked_ranges
 
-U16 = npt.NDArray[np.uint16]
+Words = npt.NDArray[Any]
+"""Bits of q, k, v and O in the container of their dtype: uint16, or uint32 for binary32."""
+
 U32 = npt.NDArray[np.uint32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 __all__ = ["LEAF", "FamilyInput", "Inputs", "Lists", "Outputs", "Partials", "Ranges"]
+
+DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
+"""Dtypes of a launch. FP8 rows are decoded first, exactly (docs/canonical.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +53,14 @@ class FamilyInput:
     """The rows of one family and who sees them.
 
     Args:
-        keys: per request, bf16 bits [N, Hkv, D].
-        values: per request, bf16 bits [N, Hkv, Dv]; the same objects as `keys` where the model shares them.
+        keys: per request, bits [N, Hkv, D].
+        values: per request, bits [N, Hkv, Dv]; the same objects as `keys` where the model shares them.
         first: per request, the row id of array row 0, because a sliding window drops the start.
         selection: the row ids that each query row sees, absolute (not counted from `first`).
     """
 
-    keys: tuple[U16, ...]
-    values: tuple[U16, ...]
+    keys: tuple[Words, ...]
+    values: tuple[Words, ...]
     first: tuple[int, ...]
     selection: Ranges | Lists
 
@@ -64,25 +70,32 @@ class Inputs:
     """One launch. After construction lists are strictly ascending and without holes (S3).
 
     Args:
-        q: bf16 bits [T, H, D].
+        q: bits [T, H, D].
         request: int32 [T]; which entry of the families' tuples a query row belongs to.
         families: one (number 0) or two (0 = compressed, 1 = recent or dense).
         sink: binary32 bits [H] of a natural-log logit, or None.
         scale_bits: binary32 bits of the factor of a score.
+        dtype: of q, of all keys and values, and of O: bfloat16, float16 or float32.
 
     Raises:
         InvalidCall: `S2-...` for a wrong dtype, shape, head count or request number; `S3-...` for a
             duplicate, a row id below -1 or outside the rows that were given, or broken offsets.
     """
 
-    q: U16
+    q: Words
     request: I32
     families: tuple[FamilyInput, ...]
     sink: U32 | None
     scale_bits: int
+    dtype: DType = DType.BFLOAT16
 
     def __post_init__(self) -> None:
-        _array("q", self.q, np.uint16, 3)
+        _require(
+            self.dtype in DTYPES,
+            "S2-DTYPE",
+            f"a launch of {self.dtype}; TKA-1 takes {', '.join(DTYPES)}. Decode narrower rows first.",
+        )
+        _array("q", self.q, self.dtype.container, 3)
         rows, heads, _ = self.q.shape
         _array("request", self.request, np.int32, 1, rows)
         if self.sink is not None:
@@ -136,12 +149,12 @@ class Outputs:
     """What a launch gives.
 
     Args:
-        out: bf16 bits [T, H, Dv].
+        out: bits of the launch's dtype [T, H, Dv].
         lse: binary32 bits [T, H], natural log, without the sink.
         lse_with_sink: binary32 bits [T, H], natural log, with the sink.
     """
 
-    out: U16
+    out: Words
     lse: U32
     lse_with_sink: U32
 
@@ -180,7 +193,7 @@ def _family(number: int, family: FamilyInput, inputs: Inputs) -> FamilyInput:
         f"family {number} holds {lengths} requests, not {count}.",
     )
     for name, arrays in (("keys", inputs.families[0].keys), ("values", inputs.families[0].values)):
-        _array(f"{name} of family 0, request 0", arrays[0], np.uint16, 3)
+        _array(f"{name} of family 0, request 0", arrays[0], inputs.dtype.container, 3)
     heads, width = inputs.kv_heads, inputs.value_dim
     _require(
         heads > 0 and inputs.q.shape[1] % heads == 0,
@@ -190,8 +203,8 @@ def _family(number: int, family: FamilyInput, inputs: Inputs) -> FamilyInput:
     _require(head > 0 and width > 0, "S2-SHAPE", f"D is {head} and Dv is {width}; both must be positive.")
     keys, values = [], []
     for r, (k, v, first) in enumerate(zip(family.keys, family.values, family.first, strict=True)):
-        _array(f"keys of family {number}, request {r}", k, np.uint16, 3, None, heads, head)
-        _array(f"values of family {number}, request {r}", v, np.uint16, 3, len(k), heads, width)
+        _array(f"keys of family {number}, request {r}", k, inputs.dtype.container, 3, None, heads, head)
+        _array(f"values of family {number}, request {r}", v, inputs.dtype.container, 3, len(k), heads, width)
         _require(
             0 <= first <= first + len(k) <= LEAF << 26,
             "S3-OUTSIDE",
@@ -222,7 +235,7 @@ def _require(true: bool, rule: str, message: str, **fields: Any) -> None:
         raise InvalidCall(f"{message} Rule: docs/tka1.md, {rule[:2]}.", rule=rule, **fields)
 
 
-def _array(name: str, array: npt.NDArray[Any], dtype: type, ndim: int, *shape: int | None) -> None:
+def _array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, ndim: int, *shape: int | None) -> None:
     _require(array.dtype == dtype, "S2-DTYPE", f"{name} is {array.dtype}, not {np.dtype(dtype)}.")
     fits = array.ndim == ndim and all(
         want in (None, got) for want, got in zip(shape, array.shape, strict=False)

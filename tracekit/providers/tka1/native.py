@@ -16,30 +16,12 @@ import numpy.typing as npt
 import tracekit
 from tracekit.errors import ProviderFailed, Unavailable
 from tracekit.providers.tka1 import selftest
-from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials
+from tracekit.providers.tka1.abi import Args, arguments
+from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
 
 BASELINE = "v1"
 BUILDS = {"v4": 4, "v3": 3, "v1": 1}
 """Builds, best first, and the number by which a processor says that it can run them."""
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = (("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("first", ctypes.c_int64))
-
-
-class _Family(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("requests", "ids", "offsets", "lo", "hi"))
-
-
-class _Args(ctypes.Structure):
-    """`tk_args` of kernels/tk_args.h."""
-
-    _fields_ = (
-        *((n, ctypes.c_void_p) for n in ("q", "request", "sink", "out", "lse", "lse_sink", "acc", "l", "m")),
-        ("family", _Family * 2),
-        *((n, ctypes.c_int32) for n in ("families", "rows", "heads", "kv_heads", "dim", "value_dim")),
-        ("scale", ctypes.c_uint32),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +57,7 @@ class Library:
     def _outputs(self, entry: Any, inputs: Inputs, threads: int) -> Outputs:
         rows, heads, _ = inputs.q.shape
         out = Outputs(
-            np.empty((rows, heads, inputs.value_dim), np.uint16),
+            np.empty((rows, heads, inputs.value_dim), inputs.dtype.container),
             np.empty((rows, heads), np.uint32),
             np.empty((rows, heads), np.uint32),
         )
@@ -93,47 +75,19 @@ class Library:
         return part
 
     def _call(self, entry: Any, inputs: Inputs, threads: int, **results: npt.NDArray[Any]) -> None:
-        keep: list[Any] = []
-        rows, heads, dim = inputs.q.shape
-        families = [_family(f, keep) for f in inputs.families] + [_Family()] * (2 - len(inputs.families))
-        args = _Args(
-            q=_address(inputs.q),
-            request=_address(inputs.request),
-            sink=_address(inputs.sink),
-            family=(_Family * 2)(*families),
-            families=len(inputs.families),
-            rows=rows,
-            heads=heads,
-            kv_heads=inputs.kv_heads,
-            dim=dim,
-            value_dim=inputs.value_dim,
-            scale=inputs.scale_bits,
-            **{name: _address(array) for name, array in results.items()},
-        )
+        keep: list[npt.NDArray[Any]] = []
+
+        def place(array: npt.NDArray[Any]) -> int:
+            keep.append(array)
+            return array.ctypes.data
+
+        args = arguments(inputs, place, results)
         if entry(ctypes.byref(args), max(1, threads)):
             raise ProviderFailed(
-                f"{self.path.name} ran out of memory for a launch of {rows} rows; cut the launch.",
+                f"{self.path.name} ran out of memory for a launch of {len(inputs.q)} rows; cut the launch.",
                 rule="K-MEMORY",
                 library=str(self.path),
             )
-
-
-def _family(family: FamilyInput, keep: list[Any]) -> _Family:
-    requests = (_Rows * len(family.keys))()
-    for r, (k, v, first) in enumerate(zip(family.keys, family.values, family.first, strict=True)):
-        requests[r] = _Rows(_address(k), _address(v), first)
-    keep.append(requests)
-    where = ctypes.addressof(requests)
-    if isinstance(family.selection, Lists):
-        # An empty list still needs an address: null means ranges.
-        ids = family.selection.ids if family.selection.ids.size else np.zeros(1, np.int64)
-        keep.append(ids)
-        return _Family(requests=where, ids=_address(ids), offsets=_address(family.selection.offsets))
-    return _Family(requests=where, lo=_address(family.selection.lo), hi=_address(family.selection.hi))
-
-
-def _address(array: npt.NDArray[Any] | None) -> int | None:
-    return None if array is None else array.ctypes.data
 
 
 def find(isa: str) -> Path | None:
@@ -191,12 +145,12 @@ def load_file(path: Path, isa: str) -> Library:
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
     handle.tka1_args_size.restype = ctypes.c_int64
-    if handle.tka1_args_size() != ctypes.sizeof(_Args):
+    if handle.tka1_args_size() != ctypes.sizeof(Args):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
             library=str(path),
         )
     for entry in (handle.tka1_run, handle.tka1_clear):
-        entry.argtypes = [ctypes.POINTER(_Args), ctypes.c_int]
+        entry.argtypes = [ctypes.POINTER(Args), ctypes.c_int]
     return handle

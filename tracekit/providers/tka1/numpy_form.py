@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.model.bits import DType
 from tracekit.providers.tka1 import arithmetic as ar
-from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges, Words
 
 I64 = npt.NDArray[np.int64]
 TOP = 33
@@ -49,7 +50,7 @@ def run(inputs: Inputs, threads: int = 1) -> Outputs:
     """
     del threads
     with np.errstate(all="ignore"):
-        return _finish(_rows(inputs), inputs.sink)
+        return _finish(_rows(inputs), inputs.sink, inputs.dtype)
 
 
 def partials(inputs: Inputs, threads: int = 1) -> Partials:
@@ -61,7 +62,7 @@ def partials(inputs: Inputs, threads: int = 1) -> Partials:
     return Partials(np.where(poisoned, np.uint32(ar.NAN), ar.one_nan(rows.acc)), ar.one_nan(rows.l), rows.m)
 
 
-def merge(parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None) -> Outputs:
+def merge(parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None, dtype: DType) -> Outputs:
     """Merge the partials of disjoint aligned runs, given with their tree keys, ascending (S14).
 
     Raises:
@@ -77,7 +78,7 @@ def merge(parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None) -> Outputs
             acc, l = part.acc.view(np.float32), part.l.view(np.float32)  # noqa: E741
             stack.append((level, Nodes(where, where, acc, l, part.m)))
         _merge_below(TOP, stack)
-        return _finish(stack[0][1], sink)
+        return _finish(stack[0][1], sink, dtype)
 
 
 def _merge_below(level: int, stack: list[tuple[int, Nodes]]) -> None:
@@ -155,15 +156,16 @@ def _leaves(inputs: Inputs, family: FamilyInput, rows: I64) -> Nodes:
         ids[np.where(exists, starts[:, None] + slot, starts[:, None])] - family.first[request]
     )  # [n, keys]
     kv_heads = inputs.kv_heads
-    q = ar.widen(inputs.q[row[starts]]).reshape(len(starts), kv_heads, -1, 1, inputs.q.shape[2])
-    x = _scores(q, family.keys[request], place) * ar.constant(inputs.scale_bits)  # [n, Hkv, group, keys]
+    q = ar.widen(inputs.q[row[starts]], inputs.dtype).reshape(len(starts), kv_heads, -1, 1, inputs.q.shape[2])
+    scores = _scores(q, family.keys[request], place, inputs.dtype)  # [n, Hkv, group, keys]
+    x = scores * ar.constant(inputs.scale_bits)
 
     finite = np.isfinite(x) & exists[:, None, None]
     poisoned = ((np.isnan(x) | (x == np.inf)) & exists[:, None, None]).any(-1)
     p, n = ar.exp_parts(np.where(finite, x, np.float32(0)))
     m = np.where(finite, n, ar.EMPTY).max(-1).astype(np.int32)
     p = np.where(finite, ar.scale_p(p, n - np.where(finite.any(-1), m, 0)[..., None]), np.float32(0))
-    acc, l = _sums(p, family.values[request], place, lengths)  # noqa: E741
+    acc, l = _sums(p, family.values[request], place, lengths, inputs.dtype)  # noqa: E741
     empty = m == ar.EMPTY
     acc[empty] = -0.0
     l[empty] = 0.0
@@ -180,10 +182,10 @@ def _leaves(inputs: Inputs, family: FamilyInput, rows: I64) -> Nodes:
     return nodes.at(np.argsort(order))
 
 
-def _scores(q: ar.F32, keys: ar.U16, place: I64) -> ar.F32:
+def _scores(q: ar.F32, keys: Words, place: I64, dtype: DType) -> ar.F32:
     """S4: a chain a score, d ascending. q [n, Hkv, group, 1, D], place [n, keys] -> [n, Hkv, group, keys]."""
     by_d = np.ascontiguousarray(np.moveaxis(q, -1, 0), np.float64)
-    k = ar.widen(keys[place]).transpose(3, 0, 2, 1)[:, :, :, None]  # [D, n, Hkv, 1, keys]
+    k = ar.widen(keys[place], dtype).transpose(3, 0, 2, 1)[:, :, :, None]  # [D, n, Hkv, 1, keys]
     k = np.ascontiguousarray(k, np.float64)
     s = np.zeros((*q.shape[:3], place.shape[1]), np.float32)
     for q_d, k_d in zip(by_d, k, strict=True):
@@ -191,14 +193,14 @@ def _scores(q: ar.F32, keys: ar.U16, place: I64) -> ar.F32:
     return s
 
 
-def _sums(p: ar.F32, values: ar.U16, place: I64, lengths: I64) -> tuple[ar.F32, ar.F32]:
+def _sums(p: ar.F32, values: Words, place: I64, lengths: I64, dtype: DType) -> tuple[ar.F32, ar.F32]:
     """S6.3: acc [n, Hkv, group, Dv] and l [n, Hkv, group], one chain each, keys ascending."""
     acc = np.zeros((*p.shape[:3], values.shape[2]), np.float32)
     l = np.zeros(p.shape[:3], np.float32)  # noqa: E741
     for j in range(p.shape[3]):
         n = int(np.count_nonzero(lengths > j))
         l[:n] += p[:n, :, :, j]
-        v = ar.widen(values[place[:n, j]]).astype(np.float64)[:, :, None]
+        v = ar.widen(values[place[:n, j]], dtype).astype(np.float64)[:, :, None]
         acc[:n] = ar.add_once(p[:n, :, :, j, None].astype(np.float64) * v, acc[:n])
     return acc, l
 
@@ -224,8 +226,8 @@ def _tree(nodes: Nodes) -> Nodes:
     return nodes
 
 
-def _finish(rows: Nodes, sink_bits: ar.U32 | None) -> Outputs:
-    """S10 to S13: the sink, both LSE values, the division and the rounding to bf16."""
+def _finish(rows: Nodes, sink_bits: ar.U32 | None, dtype: DType) -> Outputs:
+    """S10 to S13: the sink, both LSE values, the division and the rounding to the launch's dtype."""
     sink = np.full(rows.l.shape, -np.inf, np.float32)
     if sink_bits is not None:
         sink[:] = sink_bits.view(np.float32)
@@ -246,9 +248,10 @@ def _finish(rows: Nodes, sink_bits: ar.U32 | None) -> Outputs:
     lse_with_sink = np.where(np.isposinf(sink), sink, lse_with_sink)  # S10.2
     poisoned = np.isnan(rows.l) | np.isnan(sink)  # S10.1
     value = (rows.acc * factor[..., None]) * ar.reciprocal(denominator)[..., None]
-    out = np.where((empty | np.isposinf(sink))[..., None], np.uint16(0), ar.to_bf16(value))
+    value = np.where((empty | np.isposinf(sink))[..., None], np.float32(0), value)
+    value = np.where(poisoned[..., None], np.float32(np.nan), value)
     return Outputs(
-        np.where(poisoned[..., None], np.uint16(ar.NAN >> 16), out),
+        ar.narrow(value, dtype),
         np.where(poisoned, np.uint32(ar.NAN), lse.view(np.uint32)),
         np.where(poisoned, np.uint32(ar.NAN), lse_with_sink.view(np.uint32)),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.errors import InvalidCall
+from tracekit.model.bits import DType
 from tracekit.providers.tka1 import numpy_form
 from tracekit.providers.tka1.inputs import LEAF, U32, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
@@ -69,13 +70,14 @@ def within(inputs: Inputs, run: Run) -> Inputs:
     return replace(inputs, families=families)
 
 
-def merge(parts: Mapping[Run, Partials], sink: U32 | None = None) -> Outputs:
+def merge(parts: Mapping[Run, Partials], sink: U32 | None = None, dtype: DType = DType.BFLOAT16) -> Outputs:
     """Merge the partials of runs into O and both LSE (S8 to S12), to the bits of the unsplit launch.
 
     Args:
         parts: by run, in any order; together they hold every key of every row. A run without keys may be
             left out.
         sink: as of the launch.
+        dtype: as of the launch.
 
     Raises:
         InvalidCall: `S14-OVERLAP` for a leaf in two runs, `S14-SHAPE` for partials of different launches.
@@ -95,7 +97,7 @@ def merge(parts: Mapping[Run, Partials], sink: U32 | None = None) -> Outputs:
             "Rule: docs/tka1.md, S14.",
             rule="S14-SHAPE",
         )
-    return numpy_form.merge([(run.key, parts[run]) for run in runs], sink)
+    return numpy_form.merge([(run.key, parts[run]) for run in runs], sink, dtype)
 
 
 def _cut(family: FamilyInput, run: Run) -> Ranges | Lists:

@@ -13,6 +13,7 @@ from tracekit.gate.state import Ledger, Phase, RequestState, Rows, Stream
 from tracekit.model.events import (
     Adopt,
     Attend,
+    Backward,
     Capture,
     Event,
     Evict,
@@ -41,6 +42,21 @@ def transition(ledger: Ledger, event: Event) -> Ledger:
     if rule is None:
         raise TypeError(f"{event!r} is no event of tracekit.model.events")
     return rule(ledger, event)
+
+
+def _backward(ledger: Ledger, event: Backward) -> Ledger:
+    forward = ledger.pending.get(event.forward)
+    if forward is None:
+        text = f"no forward of epoch {event.forward} waits for a backward"
+        refuse("G-BACKWARD", text, epoch=event.forward)
+    if (event.kernel, event.model_version) != forward or event.model_version != ledger.model_version:
+        text = (
+            f"{event.kernel} under weights {event.model_version} follows a forward of {forward.kernel} under "
+            f"{forward.model_version}, while {ledger.model_version} are in force"
+        )
+        refuse("G-BACKWARD", text, epoch=event.forward)
+    pending = {epoch: other for epoch, other in ledger.pending.items() if epoch != event.forward}
+    return ledger._replace(epoch=ledger.epoch + 1, pending=pending)
 
 
 def _preempt(ledger: Ledger, event: Preempt) -> Ledger:
@@ -320,6 +336,7 @@ def _with(ledger: Ledger, name: str, request: RequestState) -> Ledger:
 
 _RULES: Mapping[type, Callable[[Ledger, Any], Ledger]] = {
     Attend: attend,
+    Backward: _backward,
     Preempt: _preempt,
     Rollback: _rollback,
     Fork: _fork,

@@ -1,5 +1,5 @@
 // Runs one launch from stdin to stdout, for processors that this Python does not run on (test_other_compilers.py).
-// Everything is little-endian; the header is int64: T H Hkv D DV families requests has_sink scale.
+// Everything is little-endian; the header is int64: T H Hkv D DV families requests has_sink scale type.
 // With an argument it prints where in its library the fmaf lies that this process uses, and runs nothing.
 #include <cmath>
 #include <cstdio>
@@ -28,12 +28,13 @@ static int print_fmaf() {
 
 int main(int argc, char**) {
   if (argc > 1) return print_fmaf();
-  const std::vector<int64_t> h = take<int64_t>(9);
+  const std::vector<int64_t> h = take<int64_t>(10);
   const int64_t T = h[0], H = h[1], Hkv = h[2], D = h[3], DV = h[4], families = h[5], requests = h[6];
-  const auto q = take<uint16_t>(T * H * D);
+  const int64_t halves = tk_size((int32_t)h[9]) / 2;  // of an element of q, k, v and out
+  const auto q = take<uint16_t>(T * H * D * halves);
   const auto request = take<int32_t>(T);
   const auto sink = take<uint32_t>(h[7] ? H : 0);
-  std::vector<uint16_t> out(T * H * DV);
+  std::vector<uint16_t> out(T * H * DV * halves);
   std::vector<uint32_t> lse(T * H), lse_sink(T * H), acc(T * H * DV), l(T * H);
   std::vector<int32_t> m(T * H);
 
@@ -44,9 +45,9 @@ int main(int argc, char**) {
   for (int f = 0; f < families; ++f) {
     for (int r = 0; r < requests; ++r) {
       const auto place = take<int64_t>(2);  // count, first
-      rows.push_back(take<uint16_t>(place[0] * Hkv * D));
+      rows.push_back(take<uint16_t>(place[0] * Hkv * D * halves));
       const uint16_t* k = rows.back().data();
-      rows.push_back(take<uint16_t>(place[0] * Hkv * DV));
+      rows.push_back(take<uint16_t>(place[0] * Hkv * DV * halves));
       tables[f].push_back({k, rows.back().data(), place[1]});
     }
     tk_family& family = args.family[f];
@@ -62,6 +63,7 @@ int main(int argc, char**) {
   args.acc = acc.data(), args.l = l.data(), args.m = m.data();
   args.families = (int32_t)families, args.T = (int32_t)T, args.H = (int32_t)H, args.Hkv = (int32_t)Hkv;
   args.D = (int32_t)D, args.DV = (int32_t)DV, args.scale = (uint32_t)h[8];
+  args.type = (int32_t)h[9];
   if (tka1_run(&args, 2)) return 1;
   give(out), give(lse), give(lse_sink), give(acc), give(l), give(m);
   return 0;

@@ -1,0 +1,152 @@
+"""`tracekit record -- CMD`: any command with all its processes. Everything here runs for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tracekit
+
+JOBS = Path(__file__).with_name("jobs")
+ROOT = Path(__file__).parents[2]
+TRACEKIT = Path(sys.executable).with_name("tracekit")
+GENERATE = [sys.executable, JOBS / "generate.py"]
+
+
+def record(out, *command, options=(), **more):
+    arguments = [TRACEKIT, "record", "-o", out, "--json", *options, "--", *command]
+    done = subprocess.run(
+        [str(argument) for argument in arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+        **more,
+    )
+    told = json.loads(done.stdout[done.stdout.index("{\n") :]) if "{\n" in done.stdout else {}
+    return done, told
+
+
+def ledger(path):
+    with tracekit.open(path) as trace:
+        return trace.recording.ledger
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "run.h5"
+
+
+def test_a_process_is_recorded_and_its_code_is_ours(out):
+    done, told = record(out, *GENERATE, "5,6,7", "exit", "7")
+    assert (done.returncode, told["command_exit_code"]) == (7, 7)
+    assert told["problems"] == []
+    assert "[[5, 6, 7," in done.stdout
+    assert list(out.parent.iterdir()) == [out]
+    assert tracekit.verify(out) == []
+    with tracekit.open(out) as trace:
+        assert trace.content_digest == told["content_digest"]
+        assert [len(request.token_ids) for request in trace.recording.requests] == [5]
+        assert all(line.complete for line in trace.recording.ledger)
+        assert len(trace) == 2 * 3
+
+
+def test_processes_of_a_shell_are_merged_and_filtered(out):
+    line = f"{sys.executable} {JOBS / 'generate.py'}"
+    options = ["--layers", "1", "--rows", "1-3", "--steps", "0-1"]
+    done, told = record(out, "sh", "-c", f"{line} 5,6,7 && {line} 5,6,7", options=options)
+    assert done.returncode == 0, done.stderr
+    assert (told["processes"], told["requests"], told["calls"]) == (2, 2, 4)
+    assert [(line.recorded, line.left_out) for line in ledger(out)] == [(2, 2), (2, 0), (0, 0)]
+    with tracekit.open(out) as trace:
+        assert {head.layer for head in trace.heads} == {1}
+        assert [head.num_rows for head in trace.heads] == [2, 2, 1, 1]
+
+
+def test_a_command_that_runs_no_model(out):
+    done, told = record(out, sys.executable, "-c", "import sys; assert 'tracekit' not in sys.modules")
+    assert done.returncode == 3
+    assert "no process recorded anything" in told["problems"][0]
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_command_that_is_not_there(out):
+    done, _ = record(out, "no-such-program")
+    assert done.returncode == 2
+    assert "'no-such-program' cannot be started" in done.stderr
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_killed_process_is_told_and_the_others_are_kept(out):
+    line = f"{sys.executable} {JOBS / 'generate.py'}"
+    command = f"RANK=1 WORLD_SIZE=2 {line} 8,9 kill; RANK=0 WORLD_SIZE=2 {line} 5,6,7"
+    done, told = record(out, "sh", "-c", command)
+    assert done.returncode == 3
+    assert "(rank 1) left no trace: its process ended before the trace was written" in told["problems"][0]
+    assert told["processes"] == 1
+    assert all("rank 1 is missing" in line.cut for line in ledger(out))
+
+
+def test_a_terminated_command_leaves_what_was_recorded(out, tmp_path):
+    ready = tmp_path / "ready"
+    arguments = [TRACEKIT, "record", "-o", out, "--", *GENERATE, "5,6", "wait", ready]
+    running = subprocess.Popen(
+        [str(argument) for argument in arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    # The program says what it has generated, and waits from then on.
+    assert running.stdout.readline().startswith(b"[[5, 6")
+    running.send_signal(signal.SIGTERM)
+    running.communicate()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert tracekit.verify(out) == []
+    assert "ended by SIGTERM" in ledger(out)[-1].cut
+
+
+def test_what_the_command_line_refuses(tracekit_cli, out):
+    for arguments, words in (
+        ((), "give what to record"),
+        (("--model", "tiny-qwen3", "--", "true"), "one of them"),
+        (("--prompt", "x", "--", "true"), "belong to --model"),
+        (("--layers", "x", "--", "true"), "--layers takes numbers"),
+        (("--include", "a,b", "--", "true"), "without a comma"),
+        (("--engine", "vllm", "--model", "tiny-qwen3", "--prompt-ids", "5"), "runs in transformers"),
+    ):
+        done = tracekit_cli("record", "-o", out, *arguments)
+        assert (done.code, words in done.err) == (2, True), done.err
+
+
+def test_torchrun_with_heads_split_over_two_processes(tmp_path, tracekit_cli):
+    """The heads of a tensor-parallel layer, put together, are those of one process, bit for bit."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, JOBS / "ranks.py", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    merged = tracekit_cli(
+        "merge", tmp_path / "part1.h5", tmp_path / "part0.h5", "-o", tmp_path / "merged.h5", "--json"
+    )
+    assert merged.code == 0, merged.err
+    with tracekit.open(tmp_path / "whole.h5") as whole:
+        assert json.loads(merged.out)["content_digest"] == whole.content_digest
+    assert tracekit.verify(tmp_path / "merged.h5") == []
+
+
+def test_a_damaged_trace_is_told_and_the_others_are_kept(out):
+    line = f"{sys.executable} {JOBS / 'generate.py'}"
+    damage = 'set -- "$(dirname "$TRACEKIT_RECORD")"/*.h5; printf x >> "$1"'
+    done, told = record(out, "sh", "-c", f"{line} 8,9; {damage}; {line} 5,6,7")
+    assert done.returncode == 3
+    assert "cannot be used" in told["problems"][0]
+    assert told["processes"] == 1
+    assert [path.suffix for path in Path(told["kept"]).iterdir()] == [".h5"]
+    assert all("rank 0 is missing: its trace is damaged" in line.cut for line in ledger(out))

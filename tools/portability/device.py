@@ -1,0 +1,131 @@
+"""The GPU body of TKA-1 without a GPU: on the host, thread by thread, and as the PTX of nvcc."""
+
+import ctypes
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tools.portability import ptx
+from tracekit.providers.tka1 import Inputs, Outputs, Partials
+from tracekit.providers.tka1.abi import THREADS, Blocks, GpuArgs, blocks, gpu_arguments
+from tracekit.providers.tka1.inputs import DTYPES
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[1] / "kernels"
+HOST_FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread")
+CUDA_FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-ftz=false")
+
+
+def host_body(folder: Path, kernels: Path = KERNELS, compiler: str = "c++") -> "HostBody":
+    """Compile the body for this processor."""
+    path = folder / "libtk_block.so"
+    source = str(HERE / "block_host.cpp")
+    command = [compiler, *HOST_FLAGS, f"-I{kernels}", "-fPIC", "-shared", source, "-o", str(path)]
+    subprocess.run(command, check=True)
+    return HostBody(ctypes.CDLL(str(path)))
+
+
+class HostBody:
+    """The body as loops over threads; `order` is that of the threads between two barriers."""
+
+    def __init__(self, handle: ctypes.CDLL) -> None:
+        self._handle = handle
+
+    def run(self, inputs: Inputs, order: int = 0) -> tuple[Outputs, Partials]:
+        """Compute a launch: order 0 is forward, 1 reversed, 2 and more are shuffled with that seed."""
+        out, part, results = answer(inputs)
+        keep: list[npt.NDArray[Any]] = []
+
+        def place(array: npt.NDArray[Any]) -> int:
+            keep.append(array)
+            return array.ctypes.data
+
+        args, room = gpu_arguments(inputs, blocks(inputs), place, results)
+        keep.extend(room)
+        self._handle.tk_block_run(ctypes.byref(args), order)
+        return out, part
+
+
+def nvcc() -> str | None:
+    """The CUDA compiler, if there is one."""
+    return shutil.which("nvcc")
+
+
+def compile_ptx(folder: Path, kernels: Path = KERNELS) -> "PtxBody":
+    """Compile the kernels to PTX, one text a dtype."""
+    texts = []
+    for number, dtype in enumerate(DTYPES):
+        path = folder / f"{dtype}.ptx"
+        options = [*CUDA_FLAGS, f"-DTK_FIXED_TYPE={number}", "-arch=sm_80", "-ptx"]
+        subprocess.run(
+            [str(nvcc()), *options, str(kernels / "tk_gpu.cu"), "-o", str(path)],
+            check=True,
+            capture_output=True,
+        )
+        texts.append(path.read_text())
+    return PtxBody(texts)
+
+
+class PtxBody:
+    """The kernels as PTX, interpreted; `counts` says how many of each instruction were done."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+        self.counts: Counter[str] = Counter()
+
+    def run(self, inputs: Inputs, order: int = 0) -> tuple[Outputs, Partials]:
+        """Compute a launch; there is one order."""
+        del order
+        out, part, results = answer(inputs)
+        cut, memory = blocks(inputs), ptx.Memory()
+        args, room = gpu_arguments(inputs, cut, memory.place, results)
+        memory.load()
+        text = self.texts[DTYPES.index(inputs.dtype)]
+        for name, grid in grids(cut):
+            self.counts.update(ptx.launch(ptx.parse(text, name), grid, THREADS, bytes(args), memory))
+        memory.store()
+        del room
+        return out, part
+
+
+def grids(cut: Blocks) -> list[tuple[str, tuple[int, int, int]]]:
+    """The two kernels of a launch and their grids, in order."""
+    return [(cut.kernel, cut.run_grid), ("tk_merge", cut.merge_grid)]
+
+
+def answer(inputs: Inputs) -> tuple[Outputs, Partials, dict[str, npt.NDArray[Any]]]:
+    """Return empty outputs and partials of a launch, and the same arrays by the names of its arguments."""
+    rows, heads, _ = inputs.q.shape
+    out = Outputs(
+        np.zeros((rows, heads, inputs.value_dim), inputs.dtype.container),
+        np.zeros((rows, heads), np.uint32),
+        np.zeros((rows, heads), np.uint32),
+    )
+    part = Partials(
+        np.zeros((rows, heads, inputs.value_dim), np.uint32),
+        np.zeros((rows, heads), np.uint32),
+        np.zeros((rows, heads), np.int32),
+    )
+    results = {
+        "out": out.out,
+        "lse": out.lse,
+        "lse_sink": out.lse_with_sink,
+        "acc": part.acc,
+        "l": part.l,
+        "m": part.m,
+    }
+    return out, part, results
+
+
+def halves(both: Callable[[Inputs], tuple[Outputs, Partials]]) -> tuple[Any, Any]:
+    """Return (run, partials) of a form that computes both at once, as the self-test wants them."""
+    return (lambda inputs, _: both(inputs)[0]), (lambda inputs, _: both(inputs)[1])
+
+
+__all__ = ["GpuArgs", "HostBody", "PtxBody", "compile_ptx", "grids", "halves", "host_body", "nvcc"]

@@ -1,0 +1,139 @@
+"""The recordings of a process that TRACEKIT_RECORD told to record: opened, named, written at its end.
+
+`run.h5` becomes `run.rank0-PID.h5`. While a recording runs, `run.rank0-PID.h5.started` stands beside it; the
+file goes when the trace is written, and otherwise says why it was not, so that a process that died is seen.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tracekit.env import Settings, settings
+from tracekit.errors import TracekitError
+from tracekit.model import Share
+from tracekit.recorder.api import record
+from tracekit.recorder.job import STARTED
+from tracekit.recorder.session import Session
+from tracekit.store import write_trace
+
+_WRITE = partial(write_trace, threads=1)
+"""At the end of a Python program no thread can be started any more."""
+_BEFORE_EXIT = 100
+"""Finalizers of the process run from the highest priority down, its queues and locks last."""
+
+
+def enabled(engine: str) -> Settings | None:
+    """Return the settings where this process is to record an engine; says what is wrong with them."""
+    try:
+        found = settings()
+    except TracekitError as error:
+        say(f"nothing is recorded: {error}")
+        return None
+    return found if found.record is not None and found.engine in (None, engine) else None
+
+
+def share_of_environment(environ: Mapping[str, str]) -> Share | None:
+    """Return the place that torchrun gives a process; data-parallel, until an engine knows more."""
+    try:
+        rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    return Share(rank, world, rank, world) if 0 <= rank < world else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    """A recording that runs."""
+
+    stack: ExitStack
+    session: Session
+    path: Path
+    marker: Path
+
+
+class Recordings:
+    """The recordings of this process, one a model.
+
+    Args:
+        found: where to, and what is wanted.
+    """
+
+    def __init__(self, found: Settings) -> None:
+        assert found.record is not None
+        self._base = found.record
+        self._filters = found.filters
+        self._count = 0
+        self._running: list[_Running] = []
+
+    def begin(self, join: Callable[[Session, ExitStack], None], share: Share | None) -> bool:
+        """Begin a recording, and say whether it runs.
+
+        Args:
+            join: hooks into the engine; what it enters on the stack is left before the trace is written.
+            share: which part of a job this process is.
+        """
+        self._count += 1
+        rank = 0 if share is None else share.rank
+        number = f"-{self._count}" if self._count > 1 else ""
+        stem, suffix = self._base.stem, self._base.suffix
+        path = self._base.with_name(f"{stem}.rank{rank}-{os.getpid()}{number}{suffix}")
+        stack = ExitStack()
+        try:
+            options: dict[str, Any] = {**self._filters, "share": share}
+            session = stack.enter_context(record(path, write=_WRITE, **options))
+            session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
+            join(session, stack)
+            session.share = session.share or share
+        except Exception as error:
+            say(f"{path} is not recorded: {error}")
+            return False
+        marker = path.with_name(path.name + STARTED)
+        marker.write_text("its process ended before the trace was written")
+        running = _Running(stack, session, path, marker)
+        self._running.append(running)
+        Finalize(None, _save, args=(running,), exitpriority=_BEFORE_EXIT)
+        self._save_when_terminated()
+        return True
+
+    def _save_when_terminated(self) -> None:
+        """SIGTERM ends a process at once; where nobody handles it, what was recorded is written first."""
+        ours = threading.current_thread() is threading.main_thread()
+        if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+
+        def save(number: int, _: FrameType | None) -> None:
+            for running in self._running:
+                running.session.interrupt("ended by SIGTERM")
+                _save(running)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, save)
+
+
+def _save(running: _Running) -> None:
+    """Write the trace when the process ends, whatever ended it; once."""
+    if not running.marker.exists():
+        return
+    try:
+        running.stack.close()
+    except Exception as error:
+        # The trace of contradicted conventions is written; the error is about what it says.
+        running.marker.write_text(str(error))
+        say(f"{running.path}: {error}")
+    if running.path.exists():
+        running.marker.unlink()
+
+
+def say(text: str) -> None:
+    """Tell the user of a program that is not ours."""
+    print(f"tracekit: {text}", file=sys.stderr, flush=True)

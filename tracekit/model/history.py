@@ -1,0 +1,73 @@
+"""The history of a recording: what the engine said that it did, in order, so that it can be judged later.
+
+A pass stands for one launch in every layer. What each launch read is not repeated here: the calls of the
+trace say it, and a judge compares the two.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tracekit.model.events import (
+    Adopt,
+    Capture,
+    Evict,
+    Fence,
+    Finish,
+    Fork,
+    GateMode,
+    Migrate,
+    NewWeights,
+    Preempt,
+    Rescale,
+    ResetCache,
+    Rollback,
+    Sleep,
+    Wake,
+)
+
+
+class PassRows(NamedTuple):
+    """The rows of one request in a pass: positions `first .. end - 1`."""
+
+    request: str
+    first: int
+    end: int
+    mode: GateMode
+    cache_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """All layers computed the same rows, or began to.
+
+    Args:
+        step: the step of the trace; its calls are those of the pass.
+        rows: request by request.
+        model_version: weights that were in force.
+        failed: whether the forward raised; then the engine is to drop its rows.
+    """
+
+    step: int
+    rows: tuple[PassRows, ...]
+    model_version: int = 0
+    failed: bool = False
+
+
+Entry = (
+    Pass
+    | Preempt
+    | Rollback
+    | Fork
+    | Adopt
+    | Evict
+    | Finish
+    | Migrate
+    | NewWeights
+    | ResetCache
+    | Rescale
+    | Sleep
+    | Wake
+    | Fence
+    | Capture
+)
+"""One thing that happened."""

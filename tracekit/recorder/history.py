@@ -1,0 +1,90 @@
+"""What an engine says that it did, kept until its requests have their keys (docs/gate.md)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tracekit.model import Mode, RequestKey
+from tracekit.model.events import GateMode
+from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.recorder.observation import Handle
+
+MOST = 500_000
+"""Request-steps that are kept: a longer history is more than a trace takes for one text."""
+
+_NOBODY = "the engine's adapter does not follow one"
+
+_MODES = {
+    Mode.TRAINING: GateMode.TRAINING,
+    Mode.PREFILL: GateMode.PREFILL,
+    Mode.DECODE: GateMode.EAGER,
+    Mode.RECOMPUTE: GateMode.RECOMPUTE,
+}
+
+
+class HistoryLog:
+    """The entries of a recording. Requests are handles, as text, until `resolve`.
+
+    `lost` says why there is no history: an adapter that does not follow one never begins a pass here.
+    """
+
+    def __init__(self) -> None:
+        self.lost = _NOBODY
+        self._entries: list[Entry] = []
+        self._rows = 0
+        self._open: Pass | None = None
+
+    def begin(
+        self, step: int, spans: Mapping[Handle, tuple[int, int]], modes: Mapping[Handle, Mode], weights: int
+    ) -> None:
+        """Begin a pass.
+
+        Args:
+            step: of the trace.
+            spans: first position and end of each request's rows.
+            modes: why they are computed.
+            weights: version of the weights in force.
+        """
+        if self.lost == _NOBODY:
+            self.lost = ""
+        rows = tuple(
+            PassRows(str(handle), first, end, _MODES[modes[handle]])
+            for handle, (first, end) in spans.items()
+            if end > first
+        )
+        self._rows += len(rows)
+        if self._rows > MOST:
+            self.lose(f"it is longer than {MOST:,} request-steps")
+        self._open = Pass(step, rows, weights) if rows else None
+
+    def end(self, *, failed: bool) -> None:
+        """End the pass that runs, if one does."""
+        if self._open is not None:
+            self._entries.append(replace(self._open, failed=failed))
+        self._open = None
+
+    def tell(self, event: Entry) -> None:
+        """Take an event that is no launch; its requests are handles as text."""
+        self._entries.append(event)
+
+    def lose(self, reason: str) -> None:
+        """Something happened that nobody can say in events: there is no history from here on, and so none."""
+        self.lost = self.lost or reason
+        self._entries = []
+
+    def resolve(self, key: Callable[[Handle], RequestKey]) -> tuple[Entry, ...] | None:
+        """Return the entries with the requests' keys; None where there is no history."""
+        if self.lost or not self._entries:
+            return None
+        return tuple(_named(entry, key) for entry in self._entries)
+
+
+def _named(entry: Entry, key: Callable[[Handle], RequestKey]) -> Entry:
+    if isinstance(entry, Pass):
+        rows = tuple(row._replace(request=str(key(int(row.request)))) for row in entry.rows)
+        return replace(entry, rows=rows)
+    changed: dict[str, Any] = {}
+    for name in ("request", "parent", "source"):
+        if getattr(entry, name, ""):
+            changed[name] = str(key(int(getattr(entry, name))))
+    return replace(entry, **changed)
