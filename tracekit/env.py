@@ -147,6 +147,22 @@ def check_timeout(seconds: float, name: str) -> float:
     return seconds
 
 
+def check_budget(gigabytes: float, name: str) -> float:
+    """Return a budget in units of 10^9 bytes.
+
+    Raises:
+        UsageError: `R-BUDGET`, it is no number above 0 and below 10^9.
+    """
+    if not 0 < gigabytes < 1e9:
+        raise UsageError(
+            f"{name} is {gigabytes:g}; it must be a number of 10^9 bytes above 0 and below 10^9.",
+            rule="R-BUDGET",
+            name=name,
+            value=str(gigabytes),
+        )
+    return gigabytes
+
+
 def _positive(environ: Mapping[str, str], name: str, default: float, *, whole: bool) -> float:
     text = environ.get(name)
     if text is None:

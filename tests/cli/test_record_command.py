@@ -150,3 +150,11 @@ def test_a_damaged_trace_is_told_and_the_others_are_kept(out):
     assert told["processes"] == 1
     assert [path.suffix for path in Path(told["kept"]).iterdir()] == [".h5"]
     assert all("rank 0 is missing: its trace is damaged" in line.cut for line in ledger(out))
+
+
+@pytest.mark.parametrize("gigabytes", ["nan", "inf", "0", "-1"])
+def test_a_budget_that_is_no_size_is_refused_before_the_command_runs(out, gigabytes):
+    done, _ = record(out, sys.executable, "-c", "print('ran')", options=["--max-size-gb", gigabytes])
+    assert done.returncode == 2
+    assert "--max-size-gb is" in done.stderr + done.stdout
+    assert "ran" not in done.stdout

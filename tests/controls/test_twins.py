@@ -19,22 +19,24 @@ from tracekit.relations import claims, relation
 from tracekit.relations.arrange import foreign, join
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
-PLACES = ("page-ids", "page-size", "layout", "padding")
-BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES)
+PLACES = ("page-ids", "page-size", "layout", "padding", "slack")
+BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES, "after")
 
 SPREADS = {
     "requests": {"rows"},  # reversing the rows reverses the requests
     "rows": {"requests"},
     "solo": {"subbatch", "chunks", "decode"},  # a last batch or chunk may hold one row
-    "subbatch": {"solo", "chunks", "decode", "rerun"},  # all of them change the size of a launch
+    "subbatch": {"solo", "chunks", "decode", "rerun", "after"},  # all of them change the size of a launch
     "chunks": {"solo", "subbatch", "decode"},  # all of them start later than the prefill
     "decode": {"solo", "subbatch", "chunks"},  # the last row of a prefill, alone, is a decode
     "rerun": set(BITWISE),  # every variant is a launch after the first
     "threads": set(),
-    "page-ids": {"page-size", "layout", "padding"},  # each pages the KV, and none from page 0 on
-    "page-size": {"page-ids", "layout", "padding"},
-    "layout": {"page-ids"},
-    "padding": set(),
+    "page-ids": {"page-size", "layout", "padding", "slack"},  # each pages the KV, and none from page 0 on
+    "page-size": {"page-ids", "layout", "padding", "slack"},
+    "layout": {"page-ids", "slack"},
+    "padding": {"slack"},  # its launches have empty slots too
+    "slack": set(),
+    "after": {"rerun", "solo", "subbatch", "chunks", "decode"},  # all of them change the size of a launch
 }
 """Claim -> further claims whose variants use the same mechanism."""
 

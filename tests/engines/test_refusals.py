@@ -66,10 +66,10 @@ def test_a_layer_that_bypasses_the_interface_cuts_the_step(qwen3, recorded, prom
 def test_a_hook_that_raises_does_not_reach_the_engine(qwen3, recorded, prompt, monkeypatch):
     real = engine.capture_call
 
-    def broken(kernel, call, forward):
+    def broken(kernel, call, forward, arena):
         if call.module.layer_idx == 1:
             raise ZeroDivisionError("of the hook")
-        return real(kernel, call, forward)
+        return real(kernel, call, forward, arena)
 
     tokens = greedy(qwen3, [prompt(5)], 3)
     monkeypatch.setattr(engine, "capture_call", broken)

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracekit
-from tracekit.engines.vllm_gpu import (
+from tracekit.engines.vllm_signatures import (
     EVIDENCE,
     FORWARD,
     SIGNATURES,

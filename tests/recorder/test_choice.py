@@ -105,7 +105,10 @@ def test_what_is_kept_is_what_the_rule_says(layers, steps, positions, include, e
     assert all(line.complete for line in recording.ledger)
 
 
-@pytest.mark.parametrize("wrong", [{"layers": [-1]}, {"rows": []}, {"include": [""]}, {"max_size_gb": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"layers": [-1]}, {"rows": []}, {"include": [""]}, {"max_size_gb": 0}, {"max_size_gb": float("nan")}],
+)
 def test_filters_that_say_nothing_are_refused(wrong):
     with pytest.raises(UsageError):
         run(**wrong)

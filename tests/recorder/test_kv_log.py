@@ -5,6 +5,8 @@ from tracekit.model import DType
 from tracekit.recorder.kv_log import KVLog, RowChanged
 from tracekit.recorder.observation import Borrowed, SeenKV
 
+NAMES = list(enumerate(("keys", "values")))
+
 
 def seen(rows, first=0, generation=0):
     """KV whose every element is its row's number; head-major, as engines keep it."""
@@ -75,3 +77,26 @@ def test_the_log_owns_its_rows():
 
     assert not extent.rows().keys.data.any()
     assert extent.rows().shared
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("head", [0, 2])
+@pytest.mark.parametrize("row", [0, 68, 69])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_one_bit_of_one_row_is_seen_in_any_layout(part, row, head, packed):
+    """Packed rows are compared in one run a head, others element by element."""
+    shape = (3, 70, 4) if packed else (70, 3, 4)
+    data = {name: np.random.default_rng(number).integers(0, 9, shape, np.uint16) for number, name in NAMES}
+    if not packed:
+        data = {name: array.transpose(1, 0, 2) for name, array in data.items()}
+
+    def rows():
+        return SeenKV(Borrowed(data["keys"], DType.BFLOAT16), Borrowed(data["values"], DType.BFLOAT16))
+
+    log = KVLog()
+    log.observe(rows())
+    log.observe(rows())
+    data[part][head, row, 3] ^= 1 << 15
+    with pytest.raises(RowChanged) as changed:
+        log.observe(rows())
+    assert changed.value.row == row

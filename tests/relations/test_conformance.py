@@ -56,5 +56,13 @@ class TestPadding(RelationSuite):
     relation = relation("padding")
 
 
+class TestSlack(RelationSuite):
+    relation = relation("slack")
+
+
+class TestAfter(RelationSuite):
+    relation = relation("after")
+
+
 class TestControl(RelationSuite):
     relation = relation("control")

@@ -127,7 +127,7 @@ def test_seeds_are_per_claim():
     assert permutation(1) != permutation(2)
 
 
-PLACES = ("page-ids", "page-size", "layout", "padding")
+PLACES = ("page-ids", "page-size", "layout", "padding", "slack")
 
 
 def placements(claim, call, capabilities=None, seed=0):

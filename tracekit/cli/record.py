@@ -9,6 +9,7 @@ import click
 
 from tracekit.cli.options import json_option, parse_numbers, size_words
 from tracekit.cli.progress import progress
+from tracekit.env import check_budget
 from tracekit.errors import UsageError
 from tracekit.store.target import check_target
 from tracekit.verdict import Exit
@@ -37,7 +38,7 @@ STARTUP = Path(__file__).parents[1] / "engines" / "startup"
 @click.option("--exclude", multiple=True, metavar="GLOB", help="No rows that match a glob; may be repeated.")
 @click.option(
     "--max-size-gb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
     metavar="G",
     help="Stop recording a process after 10^9 * G bytes of rows. CMD goes on.",
 )
@@ -89,6 +90,8 @@ def command(
         name: parse_numbers(text, f"--{name}")
         for name, text in {"layers": layers, "steps": steps, "rows": rows}.items()
     }
+    if max_size_gb is not None:
+        check_budget(max_size_gb, "--max-size-gb")
     if bool(command) == bool(model):
         raise UsageError(
             "give what to record: a command behind --, or --model with prompts; one of them.", rule="U-RECORD"

@@ -1,10 +1,13 @@
 """torch tensors as a recording takes them: borrowed, or some rows copied."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from tracekit.model import Array, Bits
 from tracekit.providers.torch_tensors import from_torch
+from tracekit.recorder.arena import Arena
 from tracekit.recorder.observation import Borrowed
 
 
@@ -17,10 +20,35 @@ def borrow(tensor: torch.Tensor, name: str) -> Borrowed:
     return Borrowed(*from_torch(tensor, name))
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True, eq=False)
+class Copied:
+    """A copy of a tensor in host memory, and how its elements lie there."""
+
+    memory: Array
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def tensor(self) -> torch.Tensor:
+        """Return it as a tensor, without a further copy."""
+        return torch.frombuffer(self.memory, dtype=self.dtype).as_strided(self.shape, self.strides)
+
+
+def own(tensor: torch.Tensor, arena: Arena) -> Copied:
     """Return a copy in host memory that nobody else writes to, with the same strides where they are dense."""
-    tensor = tensor.detach()
-    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+    span = _span(tensor)
+    if tensor.device.type != "cpu" or span > tensor.numel():
+        tensor = tensor.detach().cpu().contiguous()
+        span = tensor.numel()
+    memory = arena.copy(tensor.data_ptr(), span * tensor.itemsize)
+    return Copied(memory, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def torch_kind(dtype: torch.dtype) -> str:

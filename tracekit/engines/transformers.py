@@ -16,15 +16,8 @@ from transformers import AttentionInterface
 
 from tracekit.engines import transformers_backend
 from tracekit.engines.patch import Entry, enter_all
-from tracekit.engines.transformers_call import (
-    EAGER,
-    SDPA,
-    TKA1,
-    Kernel,
-    KernelCall,
-    capture_call,
-    check_cache,
-)
+from tracekit.engines.transformers_call import capture_call, check_cache
+from tracekit.engines.transformers_common import EAGER, SDPA, TKA1, Kernel, KernelCall
 from tracekit.engines.transformers_families import ratio_family
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
@@ -235,7 +228,7 @@ class Recorder:
                 return
             if not self._forward.placed:
                 raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
-            self._session.capture(capture_call(kernel, call, self._forward))
+            self._session.capture(capture_call(kernel, call, self._forward, self._session.arena))
             if call.module.layer_idx in self._sparse and call.module.layer_idx not in self._indexed:
                 missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
                 self._session.fail(missing, where, fired=False)

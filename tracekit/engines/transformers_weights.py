@@ -1,5 +1,6 @@
 """Whether the weights of a model were updated between two forwards, without reading them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -23,4 +24,16 @@ class Weights:
         return before != self._mark
 
     def _look(self) -> int:
-        return hash(tuple((p.data_ptr(), p._version) for p in self._model.parameters()))
+        return hash(tuple((p.data_ptr(), p._version) for p in self._parameters()))
+
+    def _parameters(self) -> Iterator[Any]:
+        """Every parameter; `Module.parameters` makes their names too, which takes ten times as long."""
+        modules = [self._model]
+        while modules:
+            module = modules.pop()
+            yield from filter(_is_there, module._parameters.values())
+            modules.extend(filter(_is_there, module._modules.values()))
+
+
+def _is_there(part: Any) -> bool:
+    return part is not None

@@ -17,7 +17,7 @@ from tracekit.engines.patch import Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_dsv4 import v4_entries
-from tracekit.engines.vllm_gpu import EVIDENCE, GpuCall, observe_gpu, signature_of
+from tracekit.engines.vllm_gpu import GpuCall, observe_gpu
 from tracekit.engines.vllm_identity import engine_identity
 from tracekit.engines.vllm_mla import mla_entries
 from tracekit.engines.vllm_points import (
@@ -32,6 +32,7 @@ from tracekit.engines.vllm_points import (
     schedulings,
     tested,
 )
+from tracekit.engines.vllm_signatures import EVIDENCE, signature_of
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Tag

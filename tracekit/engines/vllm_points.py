@@ -5,7 +5,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit.engines.vllm_gpu import SIGNATURES, signature_of
+from tracekit.engines.vllm_signatures import SIGNATURES, signature_of
 from tracekit.errors import Unsupported
 from tracekit.model import Share, Tag
 

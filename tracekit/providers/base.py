@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
+from tracekit.providers.mode import FloatMode
 from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.verdict import ClaimId
 
@@ -27,6 +28,7 @@ class Capabilities:
         page_sizes: rows of a page that it can be asked for, ascending; empty where it takes no pages.
         layouts: layouts of a page that it can be asked for, its own first; empty where it takes no pages.
         padding: what it can be asked to add to a launch.
+        fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
     """
 
     dtypes: frozenset[DType]
@@ -42,6 +44,7 @@ class Capabilities:
     page_sizes: tuple[int, ...] = ()
     layouts: tuple[Layout, ...] = ()
     padding: frozenset[Padding] = frozenset()
+    fills: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,12 @@ class Execution:
         threads: threads of the kernel; 0 is its default.
         placement: where it lies in memory; None leaves that to the provider. Only a provider whose
             capabilities say that it takes a placement is asked for it.
+        mode: what an earlier library left the processor in; None is as it stands. `perform` sets it.
     """
 
     threads: int = 0
     placement: Placement | None = None
+    mode: FloatMode | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +68,16 @@ class Launch:
     """What a provider is asked to run: calls one after the other in one process, and how.
 
     Each call is one kernel launch over all of its rows and requests.
+
+    Args:
+        calls: the calls.
+        execution: how to run them.
+        before: launches that run first and are not read; `perform` runs them, a provider does not.
     """
 
     calls: tuple[AttentionCall, ...]
     execution: Execution = Execution()
+    before: tuple["Launch", ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,7 @@ class Oracle:
             page_sizes=PAGE_SIZES,
             layouts=tuple(Layout),
             padding=frozenset(Padding),
+            fills=True,
         )
 
     def advertised(self) -> frozenset[ClaimId]:

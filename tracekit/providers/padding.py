@@ -26,7 +26,7 @@ def padded(call: AttentionCall, placement: Placement) -> AttentionCall:
     """Return a call with padding: slots that read nothing before and behind its rows, heads, empty requests.
 
     Half of the slots, rounded up, stand in front, as where sequences are padded on the left. Their queries
-    are rows of the call.
+    are rows of the call, or the fill of the placement.
     """
     padding = placement.padding
     call = more_heads(call, padding.get(Padding.HEADS, 0))
@@ -47,11 +47,14 @@ def padded(call: AttentionCall, placement: Placement) -> AttentionCall:
         positions,
         np.where(real, call.rows.token_ids[at], -1),
     )
+    q = call.q.data[at]
+    if placement.fill is not None:
+        q[~real] = placement.fill.pattern(call.dtype)
     nothing = {family: _none(call.kv[donor][family]) for family in call.kv[donor]}
     return replace(
         call,
         rows=rows,
-        q=call.q.take(at),
+        q=Bits(q, call.dtype),
         kv={**call.kv, **dict.fromkeys(names, nothing)},
         selection=Selection({f: _spread(part, at) for f, part in call.selection.families.items()}),
         out=None,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from tracekit.canonical.page_layout import Cache, PageLayout
 from tracekit.canonical.paged import gather, scatter
-from tracekit.model import Array, AttentionCall, Bits, KVFamily, KVRows
-from tracekit.providers.placement import NULL_PAGE, Layout, Placement
+from tracekit.model import Array, AttentionCall, Bits, DType, KVFamily, KVRows
+from tracekit.providers.placement import NULL_PAGE, Fill, Layout, Placement
 
 DEFAULT_PAGE = 16
 Table = npt.NDArray[np.int32]
@@ -57,7 +57,10 @@ def write(call: AttentionCall, family: KVFamily, placement: Placement) -> Paged:
         np.concatenate([np.full(gone, NULL_PAGE, np.int32), part])
         for gone, part in zip(dead, live, strict=True)
     )
-    cache = _hot(layout.empty(total, call.dtype.container), layout, rows)
+    cache = layout.empty(total, call.dtype.container)
+    cache = (
+        _hot(cache, layout, rows) if placement.fill is None else _filled(cache, placement.fill, call.dtype)
+    )
     if kind is Layout.HEADS_FIRST and not isinstance(cache, tuple):
         cache = np.ascontiguousarray(cache.swapaxes(0, 1)).swapaxes(0, 1)
     for table, one in zip(tables, rows, strict=True):
@@ -94,6 +97,12 @@ def hot_rows(bits: Bits) -> Array:
     """
     finite = np.isfinite(bits.to_float32())
     return np.roll(np.where(finite, bits.data, bits.data.dtype.type(0)), 1, axis=2)
+
+
+def _filled(cache: Cache, fill: Fill, dtype: DType) -> Cache:
+    for part in cache if isinstance(cache, tuple) else (cache,):
+        part.fill(fill.pattern(dtype))
+    return cache
 
 
 def _hot(cache: Cache, layout: PageLayout, rows: list[KVRows]) -> Cache:

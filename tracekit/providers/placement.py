@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.canonical.page_layout import Order, PageLayout, Place
-from tracekit.model import AttentionCall
+from tracekit.model import AttentionCall, DType
 
 NULL_PAGE = 0
 """The page that belongs to no request; engines fill the ends of tables with it."""
@@ -78,6 +78,28 @@ class Padding(StrEnum):
     REQUESTS = "requests"
 
 
+class Fill(StrEnum):
+    """What stands in memory that belongs to no row: a leak shows as NaN, or as a number."""
+
+    NANS = "NaN payloads"
+    A5 = "bytes 0xA5"
+
+    def pattern(self, dtype: DType) -> int:
+        """Return the bits of one element: a quiet NaN with payload 1, or 0xA5 in each byte."""
+        size = dtype.container.itemsize
+        return _NANS[dtype] if self is Fill.NANS else int.from_bytes(b"\xa5" * size, "little")
+
+
+_NANS = {
+    DType.BFLOAT16: 0x7FC1,
+    DType.FLOAT16: 0x7E01,
+    DType.FLOAT32: 0x7FC00001,
+    DType.FLOAT8_E4M3FN: 0x7F,
+    DType.FLOAT8_E4M3FNUZ: 0x80,
+    DType.FLOAT8_E5M2: 0x7F,
+}
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where one launch lies.
@@ -92,6 +114,8 @@ class Placement:
         gaps: unused pages, on average, before each page.
         layout: of a page; None is the kernel's own.
         padding: how much of each kind is added: query slots, heads of each group, requests.
+        fill: what stands instead of hot numbers, and in added query slots, in outputs before the launch and
+            around every buffer of the launch that the provider can place; None is hot numbers.
     """
 
     page_size: int | None = None
@@ -99,6 +123,7 @@ class Placement:
     gaps: int = 0
     layout: Layout | None = None
     padding: dict[Padding, int] = field(default_factory=dict)
+    fill: Fill | None = None
 
     def pages(self, count: int) -> tuple[npt.NDArray[np.int32], int]:
         """Return int32 `[count]`, the number of each page in the order of requests, and the pages in all."""

@@ -11,7 +11,7 @@ from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamil
 from tracekit.providers import tka1
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.providers.placed import PAGE_SIZES, run_placed
-from tracekit.providers.placement import Layout, Padding
+from tracekit.providers.placement import Fill, Layout, Padding
 from tracekit.verdict import ClaimId
 
 Form = Literal["auto", "native", "numpy"]
@@ -37,11 +37,16 @@ class Tka1:
             page_sizes=PAGE_SIZES,
             layouts=tuple(Layout),
             padding=frozenset(Padding),
+            fills=True,
         )
 
     def advertised(self) -> frozenset[ClaimId]:
-        """Every claim: the definition leaves nothing to batches, orders, threads or processes."""
-        return frozenset(
+        """Every claim: the definition leaves nothing to batches, orders, threads or processes.
+
+        Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1).
+        """
+        numpy = tka1.serving(self.form).form == "numpy"
+        return frozenset(() if numpy else ("after",)) | frozenset(
             {
                 "recorded",
                 "rerun",
@@ -57,6 +62,7 @@ class Tka1:
                 "page-size",
                 "padding",
                 "layout",
+                "slack",
             }
         )
 
@@ -75,13 +81,13 @@ class Tka1:
             Unsupported: a call is refused.
         """
         threads, placement = launch.execution.threads, launch.execution.placement
-        run = partial(self._run, threads=threads)
+        run = partial(self._run, threads=threads, fill=None if placement is None else placement.fill)
         return Answer(tuple(run_placed(run, call, placement) for call in launch.calls), self.identity())
 
-    def _run(self, call: AttentionCall, threads: int) -> Tensors:
+    def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
-        answer = tka1.attention(inputs(call), form=self.form, threads=threads or None)
+        answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
         return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
 
 

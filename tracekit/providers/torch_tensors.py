@@ -37,6 +37,11 @@ def to_torch(bits: Bits) -> torch.Tensor:
     return torch.from_numpy(bits.data.view(words).copy()).view(_TORCH[bits.dtype])
 
 
+def over(words: Array, dtype: DType) -> torch.Tensor:
+    """Return the tensor that lies over an array of bit patterns; no copy."""
+    return torch.from_numpy(words.view(np.dtype(f"i{words.itemsize}"))).view(_TORCH[dtype])
+
+
 def torch_dtype(dtype: DType) -> torch.dtype:
     """Return the torch dtype of a logical dtype."""
     return _TORCH[dtype]

@@ -6,6 +6,7 @@ are merged. That plan depends on the whole batch and on the threads, so the bits
 not. The two are two kernels here, because they make different promises.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.padding import more_heads, real_heads
 from tracekit.providers.placement import Layout, Padding, Placement
-from tracekit.providers.torch_tensors import from_torch, to_torch, torch_dtype
+from tracekit.providers.torch_tensors import from_torch, over, to_torch, torch_dtype
 from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_cache import CacheKind, build_cache, kind_of, lay_out
 from tracekit.providers.vllm_cpu_launch import (
@@ -64,6 +66,7 @@ class VllmCpu:
             page_sizes=PAGE_SIZES,
             layouts=(Layout.PACKED, Layout.APART_HND, Layout.HEADS_FIRST),
             padding=frozenset(Padding),
+            fills=True,
         )
 
     def advertised(self) -> frozenset[ClaimId]:
@@ -135,8 +138,14 @@ class VllmCpu:
         torch.set_num_threads(min(threads or call.provenance.threads or torch.get_num_threads(), MAX_THREADS))
         isa, kind, extra = _isa(call, None), kind_of(call, None), placement.padding.get(Padding.HEADS, 0)
         geometry = placed(fresh(call, size), placement)
-        cache = lay_out(build_cache(call, geometry, isa, kind, None, hot=True), layout)
-        out = _attend(more_heads(call, extra), geometry, isa, kind, cache, None, self.split, False)
+        memory = None if placement.fill is None else Guarded(placement.fill)
+        cache = lay_out(build_cache(call, geometry, isa, kind, None, hot=True, memory=memory), layout)
+        with nullcontext() if memory is None else filled_heap(memory.fill):
+            out = _attend(
+                more_heads(call, extra), geometry, isa, kind, cache, None, self.split, False, memory
+            )
+        if memory is not None:
+            memory.check()
         return Tensors(Bits(out[geometry.row_slots][:, real_heads(call, extra)], call.dtype), None)
 
 
@@ -169,13 +178,23 @@ def _attend(
     plan: LaunchPlan | None,
     split: bool,
     same_plan: bool,
+    memory: Guarded | None = None,
 ) -> Any:
-    """Launch the operator; returns O `[slots, H, D]` as bit patterns."""
+    """Launch the operator; returns O `[slots, H, D]` as bit patterns.
+
+    With `memory` queries and O lie there, and what is not written before the launch holds its fill.
+    """
     dtype = torch_dtype(call.dtype)
-    # Slots that belong to no row hold queries of rows: nothing may read them.
+    # Slots that belong to no row hold queries of rows, or the fill: nothing may read them.
     q = call.q.data[np.arange(at.slots) % call.num_rows]
     q[at.row_slots] = call.q.data
-    query = to_torch(Bits(q, call.dtype))
+    if memory is not None:
+        q[np.setdiff1d(np.arange(at.slots), at.row_slots)] = memory.fill.pattern(call.dtype)
+        query = over(memory.held(q, call.dtype, "Q"), call.dtype)
+        out = over(memory.empty(q.shape, call.dtype, "O"), call.dtype)
+    else:
+        query = to_torch(Bits(q, call.dtype))
+        out = torch.zeros_like(query)
     keys, values = cache
     starts, lengths, tables = map(torch.from_numpy, (at.starts.copy(), at.seq_lens.copy(), at.tables.copy()))
     window = -1 if call.conventions.window is None else call.conventions.window
@@ -205,7 +224,6 @@ def _attend(
     if call.sink is not None:
         named = scalars.get("sink_dtype") or call.provenance.details.get("sink_dtype") or call.dtype.value
         sink = to_torch(call.sink).to(torch.bfloat16 if named == "bfloat16" else torch.float32)
-    out = torch.zeros_like(query)
     operators().cpu_attention_with_kv_cache(
         query,
         keys,

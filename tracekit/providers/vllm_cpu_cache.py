@@ -7,6 +7,7 @@ import torch
 
 from tracekit.errors import Unsupported
 from tracekit.model import Array, AttentionCall, Bits, DType, LaunchPlan
+from tracekit.providers.guarded import Guarded
 from tracekit.providers.pages import hot_rows
 from tracekit.providers.placement import Layout
 from tracekit.providers.torch_tensors import torch_dtype
@@ -93,6 +94,7 @@ def build_cache(
     plan: LaunchPlan | None,
     *,
     hot: bool = False,
+    memory: Guarded | None = None,
 ) -> torch.Tensor:
     """Return the cache `[pages, Hkv, 2 * page_size, D]`, packed as the code path reads it.
 
@@ -103,6 +105,7 @@ def build_cache(
         kind: how values are stored.
         plan: holds the FP8 bytes as they were, where it is given.
         hot: fill what no row stands in with numbers of their size; else with zeros.
+        memory: where the cache lies; its fill stands there instead.
     """
     heads, dim, dtype = call.num_kv_heads, call.head_dim, torch_dtype(call.dtype)
     fp8 = FLOAT8.get(kind.name)
@@ -125,7 +128,9 @@ def build_cache(
             keys[slots], values[slots] = encode(k, fp8, kind.k_scale), encode(v, fp8, kind.v_scale)
         first += rows[owner].count
         free[slots] = False
-    if hot:
+    if memory is not None:
+        keys[free] = values[free] = memory.fill.pattern(fp8 or call.dtype)
+    elif hot:
         for side in (keys, values):
             numbers = hot_rows(Bits(side[~free], fp8 or call.dtype))
             side[free] = numbers[np.arange(int(free.sum())) % len(numbers)]
@@ -134,6 +139,8 @@ def build_cache(
     packed = order.pack(
         *(np.ascontiguousarray(x.reshape(shape).transpose(0, 2, 1, 3)) for x in (keys, values))
     )
+    if memory is not None:
+        packed = memory.held(packed, fp8 or call.dtype, "the KV cache")
     words = packed.view(np.dtype(f"i{packed.itemsize}") if fp8 is None else np.uint8)
     tensor = torch.from_numpy(words.reshape(at.pages, heads, 2 * at.page_size, dim))
     return tensor if fp8 else tensor.view(dtype)

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
+from tracekit.env import check_budget
 from tracekit.errors import TracekitError, UsageError
 from tracekit.model import AttentionCall, Bits, IndexerCall, Recording, Share
 from tracekit.recorder.conventions import contradictions
@@ -161,15 +162,7 @@ def _keep_part(path: Path, session: Session, write: Writer | None, error: BaseEx
 
 
 def _bytes(gigabytes: float | None) -> int | None:
-    if gigabytes is None:
-        return None
-    if not 0 < gigabytes < 1e9:
-        raise UsageError(
-            f"max_size_gb is a number of 10^9 bytes above 0, not {gigabytes!r}.",
-            rule="R-BUDGET",
-            value=gigabytes,
-        )
-    return int(gigabytes * 1e9)
+    return None if gigabytes is None else int(check_budget(gigabytes, "max_size_gb") * 1e9)
 
 
 def _save(

@@ -6,14 +6,19 @@ are refused, unless the engine says that it wrote them anew (a higher `generatio
 They never replace what an earlier call has seen.
 """
 
+import ctypes
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tracekit.model import Array, Bits, DType, KVRows
+from tracekit.recorder.arena import Arena
 from tracekit.recorder.observation import SeenKV
 
 _START = 64
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class RowChanged(Exception):
@@ -33,6 +38,7 @@ class _Log:
     generation: int
     dtype: DType
     buffers: list[Array]
+    arena: Arena
     rows: KVRows | None = None
 
     def window(self, lo: int, hi: int) -> list[Array]:
@@ -44,7 +50,7 @@ class _Log:
         if used + count > self.buffers[0].shape[1]:
             capacity = max(2 * self.buffers[0].shape[1], used + count)
             for i, old in enumerate(self.buffers):
-                grown = np.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
+                grown = self.arena.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
                 grown[:, :used] = old[:, :used]
                 self.buffers[i] = grown
         for buffer, part in zip(self.buffers, parts, strict=True):
@@ -82,8 +88,12 @@ class KVLog:
     """The rows of one request, layer and family over a whole recording.
 
     `stored` counts the bytes that were copied.
+
+    Args:
+        arena: where the rows are held.
     """
 
+    arena: Arena = field(default_factory=Arena)
     stored: int = 0
     _logs: list[_Log] = field(default_factory=list)
 
@@ -114,7 +124,8 @@ class KVLog:
             rows.first,
             max(self._logs[-1].generation if self._logs else 0, rows.generation),
             rows.keys.dtype,
-            [np.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)],
+            [self.arena.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)],
+            self.arena,
         )
         self._append(log, parts)
         self._logs.append(log)
@@ -136,11 +147,27 @@ def _same(ours: list[Array], theirs: list[Array]) -> bool:
 
 
 def _equal(a: Array, b: Array) -> bool:
-    """Compare bytes; in words of 8 where both allow it, which is faster."""
+    """Compare the bytes of two `[Hkv, N, D]`.
+
+    Where the rows of a head lie one behind the other, in one run a head: the fastest way to read them, and
+    most of what a decode step pays. Else in words of 8 where both allow it.
+    """
     size = a.itemsize
+    heads, rows, dim = a.shape
+    packed = (dim * size, size)
+    if a.strides[1:] == packed == b.strides[1:]:
+        ours, theirs, run = _address(a), _address(b), rows * dim * size
+        return not any(
+            _memcmp(ours + head * a.strides[0], theirs + head * b.strides[0], run) for head in range(heads)
+        )
     if a.size and a.shape[-1] * size % 8 == 0 and a.strides[-1] == b.strides[-1] == size:
         a, b = a.view(np.uint64), b.view(np.uint64)
     return bool((a == b).all())
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _first_difference(ours: list[Array], theirs: list[Array]) -> int:

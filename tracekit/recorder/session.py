@@ -8,11 +8,10 @@ What can wait waits: a launch is kept as copies of its tensors and a function th
 described, checked and given its LSE when the engine has finished.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tracekit.errors import NothingSelected, TracekitError, Unsupported
+from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import (
     Array,
     AttentionCall,
@@ -26,13 +25,15 @@ from tracekit.model import (
     Tag,
 )
 from tracekit.model.events import NewWeights
+from tracekit.recorder.arena import Arena
 from tracekit.recorder.assemble import attention_call, indexer_call
 from tracekit.recorder.choice import Choice
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
+from tracekit.recorder.following import Following
 from tracekit.recorder.history import HistoryLog
 from tracekit.recorder.kept import Kept, KeptIndexer
-from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
+from tracekit.recorder.lacking import missing_gradients, nothing_kept
 from tracekit.recorder.ledger import Ledger, OpenStep
 from tracekit.recorder.observation import (
     Handle,
@@ -40,11 +41,8 @@ from tracekit.recorder.observation import (
     LateGradients,
     Launch,
     Observation,
-    SeenKV,
 )
-from tracekit.recorder.requests import Lost, RequestTable
-
-Describe = Callable[[], Observation | IndexerObservation]
+from tracekit.recorder.requests import RequestTable
 
 
 class Session:
@@ -78,15 +76,16 @@ class Session:
         self.written: object = None
         self.history = HistoryLog()
         self.updates = 0
+        self.arena = Arena()
         self.recorded = 0
-        self.captured = 0
+        self._bytes = 0
         self.indexer_calls: list[IndexerCall] = []
         self._derive = derive
         self._budget = budget
         self._spent = ""
         self._kept: list[Kept] = []
         self._kept_indexers: list[KeptIndexer] = []
-        self._logs: dict[tuple[Handle, int, KVFamily], KVLog] = {}
+        self._following = Following(self.requests, self.arena)
         self._ledger = Ledger()
         self._open: OpenStep | None = None
         self._mode = Mode.PREFILL
@@ -95,6 +94,11 @@ class Session:
     def names(self) -> dict[int, str]:
         """The name of each layer's module, such as `model.layers.3.self_attn`, as far as they are known."""
         return self._choice.names
+
+    @property
+    def captured(self) -> int:
+        """Bytes of captured rows so far."""
+        return self._bytes + self._following.stored
 
     @property
     def current(self) -> int:
@@ -204,18 +208,16 @@ class Session:
             self._spend(step)
             step.fired += 1
             return
-        held = self.captured
+        held = self._following.stored
         try:
-            kv = {
-                handle: self._kv(kept.layer, handle, families, kept.describe)
-                for handle, families in kept.kv.items()
-            }
+            kv = self._following.observe(self.current, kept.layer, kept.kv, kept.describe)
         except Unsupported as changed:
             self.fail(changed, f"layer {launch.layer}")
             return
-        self.captured += kept.size
-        step.wanted += self.captured - held - kept.size
-        step.written += self.captured - held
+        stored = self._following.stored - held
+        self._bytes += kept.size
+        step.wanted += stored
+        step.written += stored + kept.size
         self._kept.append(Kept(self.current, launch.layer, self._mode, kept.describe, kv, kept.size))
         self.recorded += 1
         step.fired += 1
@@ -231,10 +233,9 @@ class Session:
         if not self.wants(seen.layer):
             return
         token_ids = self.requests.tokens_of(seen)
-        keys = {
-            handle: self._kv(seen.layer, handle, {KVFamily.INDEX: rows}, lambda: seen)[KVFamily.INDEX]
-            for handle, rows in seen.keys.items()
-        }
+        read = {handle: {KVFamily.INDEX: rows} for handle, rows in seen.keys.items()}
+        extents = self._following.observe(self.current, seen.layer, read, lambda: seen)
+        keys = {handle: families[KVFamily.INDEX] for handle, families in extents.items()}
         self._kept_indexers.append(KeptIndexer(self.current, replace(seen, keys={}), token_ids, keys))
 
     def _spend(self, step: OpenStep) -> None:
@@ -246,56 +247,6 @@ class Session:
         self.problems.append(
             f"step {step.step}: the budget of {self._budget:,} bytes is used up; nothing was recorded from "
             "there on. Raise it, or record fewer layers or steps."
-        )
-
-    def _kv(
-        self, layer: int, handle: Handle, families: Mapping[KVFamily, SeenKV], describe: Describe
-    ) -> dict[KVFamily, Extent]:
-        """Log the KV rows of one request of a launch, which `describe` describes where they changed.
-
-        Raises:
-            Unsupported: `R-KV-CHANGED` when they changed in one generation, now or in an earlier step.
-        """
-        request = self.requests[handle]
-        generation = max(rows.generation for rows in families.values())
-        if request.lost is not None:
-            if generation <= request.lost.generation:
-                raise Unsupported(
-                    f"request {request.alias or handle} is not followed any more, as its KV changed at step "
-                    f"{request.lost.step}.",
-                    rule="R-KV-CHANGED",
-                    request=handle,
-                    step=request.lost.step,
-                )
-            request.lost = None
-        extents = {}
-        for family, rows in families.items():
-            key = handle, layer, family
-            log = self._logs.get(key)
-            if log is None:
-                log = self._logs[key] = KVLog()
-            held = log.stored
-            try:
-                extents[family] = log.observe(rows)
-            except RowChanged as changed:
-                raise self._lost(describe(), handle, generation, changed.row) from None
-            self.captured += log.stored - held
-        return extents
-
-    def _lost(
-        self, seen: Observation | IndexerObservation, handle: Handle, generation: int, row: int
-    ) -> Unsupported:
-        """Follow a request no more, from its first row in this launch on."""
-        request = self.requests[handle]
-        mine = seen.positions[seen.request == seen.requests.index(handle)]
-        request.lost = Lost(self.current, generation, int(mine.min(initial=len(request.tokens))))
-        return Unsupported(
-            f"KV row {row} of request {request.alias or handle} changed since it was last read: its cache "
-            "was reordered (beam search) or written over, and is not made of its tokens any more; the call "
-            "is not kept. Record one sequence a place (num_beams=1), or report a new generation.",
-            rule="R-KV-CHANGED",
-            request=handle,
-            row=row,
         )
 
     def fail(self, error: Exception, where: str, *, fired: bool = True) -> None:
@@ -373,52 +324,14 @@ class Session:
             except TracekitError as error:
                 self._lose(one.step, one.seen.layer, error)
         if self._ledger.steps and not calls:
-            self._explain_nothing()
-        self._tell_gradients(late)
+            raise nothing_kept(self._ledger, self.identity.architecture, self.problems)
+        lacking = missing_gradients(late)
+        if lacking:
+            self.notes["gradients"] = lacking
+            self.problems.append(f"gradients are {lacking}")
         lines = tuple(self._ledger.lines)
         history = self.history.resolve(self.requests.key)
         return Recording(self.identity, requests, lines, dict(self.notes), self.share, history), calls
-
-    def _tell_gradients(self, expected: list[LateGradients]) -> None:
-        """Say which launches were to have gradients and lack some. Their forward is as good as any."""
-        missing = [
-            late.lost or ("their backward never ran" if late.expected and late.d_out is None else "")
-            for late in expected
-        ]
-        lost = Counter(filter(None, missing))
-        if lost:
-            told = [f"{count} of {len(expected)} calls, {why}" for why, count in lost.items()]
-            self.notes["gradients"] = f"missing of {'; '.join(told)}"
-            self.problems.append(f"gradients are {self.notes['gradients']}")
-
-    def _explain_nothing(self) -> None:
-        """Steps ran and no call was kept: say which of the three reasons it is."""
-        model = self.identity.architecture or "the model"
-        steps = self._ledger.steps
-        fired, filtered = (
-            sum(getattr(line, name) for line in self._ledger.normal()) for name in ("fired", "filtered")
-        )
-        if fired and fired == filtered:
-            raise NothingSelected(
-                f"the filters leave none of the {filtered} calls of {steps} steps; widen layers= or steps=.",
-                rule="R-FILTER",
-            )
-        if not fired:
-            raise Unsupported(
-                f"{model} ran {steps} steps and never called the attention interface: its attention bypasses "
-                "it. Call session.attention(...) from the attention code, or set an implementation that "
-                "dispatches through the interface.",
-                rule="R-BYPASS",
-                steps=steps,
-                model=model,
-            )
-        raise Unsupported(
-            f"{model}: none of {fired - filtered} calls in {steps} steps could be kept. "
-            f"The first problem: {self.problems[0]}",
-            rule="R-NOTHING",
-            steps=steps,
-            problems=self.problems,
-        )
 
     def _lose(
         self, step: int, layer: int, error: TracekitError, *, recorded: int = 0, written: int = 0

@@ -24,6 +24,8 @@ BUILTIN: Mapping[ClaimId, str] = {
     "page-size": "tracekit.relations.page_size:PageSize",
     "layout": "tracekit.relations.layout:PageOrder",
     "padding": "tracekit.relations.padding:Padded",
+    "slack": "tracekit.relations.slack:Slack",
+    "after": "tracekit.relations.after:After",
     "control": "tracekit.relations.control:Control",
 }
 """Claim id -> `module:class`, in the order of reports."""

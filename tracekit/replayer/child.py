@@ -18,6 +18,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, IndexerCall
 from tracekit.providers.base import Launch, Provider, roundings
 from tracekit.providers.indexers import IndexerLaunch, IndexerProvider
+from tracekit.providers.perform import perform
 from tracekit.relations.base import Variant
 from tracekit.relations.indexers import IndexerVariant
 from tracekit.replayer import plain
@@ -77,11 +78,11 @@ class Child:
         """Run a launch; where it asks for no number of threads, with those of the user."""
         if not launch.execution.threads:
             launch = replace(launch, execution=replace(launch.execution, threads=threads))
-        run: Any = self.provider.run
+        own: Any = self.provider
         if isinstance(launch, IndexerLaunch):
-            answered = gather_choices(launch, run(launch))
+            answered = gather_choices(launch, own.run(launch))
         else:
-            answered = gather(launch, run(launch))
+            answered = gather(launch, perform(own, launch))
         return replace(answered, executed=plain.identity(answered.executed))
 
     def _refuses(self) -> str | None:

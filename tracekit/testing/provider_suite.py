@@ -9,7 +9,7 @@ from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, DType, Ranges, Selection
 from tracekit.providers.base import Execution, Launch, Provider, Tensors, roundings
-from tracekit.providers.placement import Placement
+from tracekit.providers.placement import Fill, Placement
 from tracekit.testing.build import dense_call, sparse_call
 
 
@@ -162,7 +162,10 @@ class ProviderSuite:
         assert bool(takes.page_sizes) == bool(takes.layouts)
         sizes = [Placement(page_size=size, shuffle=size, gaps=1) for size in takes.page_sizes]
         layouts = [Placement(layout=layout) for layout in takes.layouts]
-        return sizes + layouts + [Placement(padding={kind: 3}) for kind in sorted(takes.padding)]
+        padding = [Placement(padding={kind: 3}) for kind in sorted(takes.padding)]
+        promised = takes.fills and "slack" in provider.advertised()
+        fills = [Placement(gaps=1, fill=fill) for fill in Fill] if promised else []
+        return sizes + layouts + padding + fills
 
     def _answer(self, provider: Provider, call: AttentionCall) -> Tensors:
         (tensors,) = provider.run(Launch((call,))).tensors

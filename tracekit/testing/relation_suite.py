@@ -10,6 +10,7 @@ from tracekit.compare import Comparison, Roundings, compare_bits, compare_envelo
 from tracekit.controls.base import Correct
 from tracekit.model import AttentionCall, Bits, Origin, Output
 from tracekit.providers.base import Launch, Provider
+from tracekit.providers.perform import perform
 from tracekit.relations.base import Expectation, Relation, Variant, on_kernel
 from tracekit.replayer.messages import Answered, gather
 from tracekit.testing.build import dense_call, sparse_call
@@ -118,7 +119,7 @@ class RelationSuite:
             call = _answered(call, baseline)
         found = Comparison()
         for variant in self._variants(call):
-            answer = gather(variant.launch, provider.run(variant.launch))
+            answer = gather(variant.launch, perform(provider, variant.launch))
             places, rows = answer.aligned(call.rows)
             pairs: dict[str, tuple[Bits, Bits]] = {
                 "out": (baseline.out.take(rows), answer.out.take(places)),

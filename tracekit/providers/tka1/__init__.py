@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.env import settings
+from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_form
 from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
@@ -55,7 +56,12 @@ def serving(form: Form = "auto", isa: str | None = None) -> Served:
 
 
 def attention(
-    inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None
+    inputs: Inputs,
+    *,
+    form: Form = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
+    fill: Fill | None = None,
 ) -> Outputs:
     """Compute O `[T, H, Dv]` and both LSE `[T, H]` of a launch (docs/tka1.md, S1 to S13).
 
@@ -64,11 +70,17 @@ def attention(
         form: `native`, `numpy`, or `auto`: native where a library exists. All give the same bits.
         threads: None takes `TRACEKIT_THREADS`; the number changes no bit.
         isa: `v1`, `v3` or `v4`; None takes `TRACEKIT_ISA`, else the best for this processor.
+        fill: what stands in outputs and around buffers; the numpy form has none of its own.
 
     Raises:
         Unavailable: `K-NO-LIBRARY` where a native build is asked for that is not there.
-        ProviderFailed: `K-SELFTEST` where a library does not give the bits of the definition.
+        ProviderFailed: `K-SELFTEST` where a library does not give the bits of the definition, `P-CANARY`
+            where it writes beside a buffer.
     """
+    served = _pick(form, isa)[0]
+    if fill is not None and served.isa is not None:
+        library = native.load(served.isa)
+        return library.guarded(inputs, settings().threads if threads is None else threads, fill)
     return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
 
 

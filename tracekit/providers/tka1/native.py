@@ -5,6 +5,7 @@ folders, and both are in `tracekit.__path__`; so every entry is searched.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ import numpy.typing as npt
 
 import tracekit
 from tracekit.errors import ProviderFailed, Unavailable
+from tracekit.model.bits import DType
+from tracekit.providers.guarded import Guarded, filled_heap
+from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
 from tracekit.providers.tka1.abi import Args, arguments
 from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
@@ -22,6 +26,14 @@ from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
 BASELINE = "v1"
 BUILDS = {"v4": 4, "v3": 3, "v1": 1}
 """Builds, best first, and the number by which a processor says that it can run them."""
+
+
+Where = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+"""Says in which array a launch finds one of its own: itself, or a copy somewhere else."""
+
+
+def _as_it_is(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +54,31 @@ class Library:
         """Compute a launch on up to `threads` threads; the number changes no bit (S15)."""
         return self._outputs(self.handle.tka1_run, inputs, threads)
 
+    def guarded(self, inputs: Inputs, threads: int, fill: Fill) -> Outputs:
+        """Compute a launch whose buffers lie between canaries, over a filled heap (`Guarded`).
+
+        Raises:
+            ProviderFailed: `P-CANARY` where it wrote into an input or beside a buffer.
+        """
+        memory, (rows, heads, _) = Guarded(fill), inputs.q.shape
+        out = Outputs(
+            memory.empty((rows, heads, inputs.value_dim), inputs.dtype, "O"),
+            memory.empty((rows, heads), DType.FLOAT32, "the LSE"),
+            memory.empty((rows, heads), DType.FLOAT32, "the LSE with the sink"),
+        )
+        results = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
+        moved = {id(array): array for array in results.values()}
+
+        def place(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if id(array) not in moved:
+                moved[id(array)] = memory.held(array, inputs.dtype if array.itemsize == 2 else None)
+            return moved[id(array)]
+
+        with filled_heap(fill):
+            self._call(self.handle.tka1_run, inputs, threads, place, **results)
+        memory.check()
+        return out
+
     def partials(self, inputs: Inputs, threads: int = 1) -> Partials:
         """Compute the rows before S10."""
         return self._partials(self.handle.tka1_run, inputs, threads)
@@ -61,7 +98,7 @@ class Library:
             np.empty((rows, heads), np.uint32),
             np.empty((rows, heads), np.uint32),
         )
-        self._call(entry, inputs, threads, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
+        self._call(entry, inputs, threads, _as_it_is, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
         return out
 
     def _partials(self, entry: Any, inputs: Inputs, threads: int) -> Partials:
@@ -71,15 +108,18 @@ class Library:
             np.empty((rows, heads), np.uint32),
             np.empty((rows, heads), np.int32),
         )
-        self._call(entry, inputs, threads, acc=part.acc, l=part.l, m=part.m)
+        self._call(entry, inputs, threads, _as_it_is, acc=part.acc, l=part.l, m=part.m)
         return part
 
-    def _call(self, entry: Any, inputs: Inputs, threads: int, **results: npt.NDArray[Any]) -> None:
+    def _call(
+        self, entry: Any, inputs: Inputs, threads: int, where: Where, **results: npt.NDArray[Any]
+    ) -> None:
         keep: list[npt.NDArray[Any]] = []
 
         def place(array: npt.NDArray[Any]) -> int:
-            keep.append(array)
-            return array.ctypes.data
+            # The array itself too: another one must not get its id while the launch is made.
+            keep.extend((array, where(array)))
+            return keep[-1].ctypes.data
 
         args = arguments(inputs, place, results)
         if entry(ctypes.byref(args), max(1, threads)):
