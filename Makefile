@@ -66,6 +66,7 @@ goldens: .venv/.installed
 	PYTHON=$(PYTHON) tools/engines_venv
 	.venv-engines/bin/python -W ignore -m tools.golden_megatron
 	.venv-engines/bin/python -W ignore -m tools.goldens_vllm_paged
+	.venv-engines/bin/python -W ignore -m tools.goldens_deepseek_v4
 
 clean:
 	rm -rf .venv .venv-core .venv-engines build demo

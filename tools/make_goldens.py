@@ -8,14 +8,11 @@ provenance names.
 
 import argparse
 import fnmatch
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from tools import goldens_vllm
 from tracekit.engines.driver import run_transformers
 from tracekit.engines.models import load_model
 from tracekit.store import open_trace
@@ -94,36 +91,22 @@ def make(golden: Golden, folder: Path) -> list[Path]:
         # The second kernel reads what the first one chose, whatever it would have chosen itself.
         longest = max(map(len, summary.generated))
         forced = [list(tokens) + [0] * (longest - len(tokens)) for tokens in summary.generated]
-        paths.append(measured(path, summary.calls))
+        size = path.stat().st_size
+        print(f"{path.name}: {summary.calls} calls, {size:,} bytes", file=sys.stderr)
+        if size > LIMIT:
+            raise SystemExit(
+                f"{path.name} has {size:,} bytes; a golden has at most {LIMIT:,}: take fewer layers"
+            )
+        paths.append(path)
     return paths
 
 
-def make_vllm(name: str, folder: Path) -> list[Path]:
-    """Record a golden of vLLM, in the environment that has it."""
-    python, path = Path(".venv-engines/bin/python"), folder / f"{name}.h5"
-    if not python.is_file():
-        raise SystemExit(f"{name} needs the engines' environment: run tools/engines_venv")
-    subprocess.run([python, "-m", "tools.goldens_vllm", name, path], check=True)
-    with open_trace(path) as trace:
-        return [measured(path, len(trace))]
-
-
-def measured(path: Path, calls: int) -> Path:
-    """Say how large a golden is; too large is an error."""
-    size = path.stat().st_size
-    print(f"{path.name}: {calls} calls, {size:,} bytes", file=sys.stderr)
-    if size > LIMIT:
-        raise SystemExit(f"{path.name} has {size:,} bytes; a golden has at most {LIMIT:,}: take fewer layers")
-    return path
-
-
-def check(goldens: list[Golden], vllm: list[str], committed: Path) -> int:
+def check(goldens: list[Golden], committed: Path) -> int:
     """Make goldens anew and compare content digests; 1 when one through TKA-1 differs."""
     status = 0
     with tempfile.TemporaryDirectory() as folder:
-        makers = [partial(make, golden) for golden in goldens] + [partial(make_vllm, name) for name in vllm]
-        for maker in makers:
-            for path in maker(Path(folder)):
+        for golden in goldens:
+            for path in make(golden, Path(folder)):
                 ours = committed / path.name
                 same = ours.is_file() and digest(ours) == digest(path)
                 print(
@@ -146,17 +129,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with DIR instead of writing it")
     options = parser.parse_args()
     goldens = [golden for golden in GOLDENS if fnmatch.fnmatch(golden.name, options.only)]
-    vllm = fnmatch.filter(goldens_vllm.GOLDENS, options.only)
-    if not goldens and not vllm:
-        names = [*(golden.name for golden in GOLDENS), *goldens_vllm.GOLDENS]
-        parser.error(f"--only {options.only} matches none of {', '.join(names)}")
+    if not goldens:
+        parser.error(f"--only {options.only} matches none of {', '.join(golden.name for golden in GOLDENS)}")
     if options.check:
-        return check(goldens, vllm, options.out)
+        return check(goldens, options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     for golden in goldens:
         make(golden, options.out)
-    for name in vllm:
-        make_vllm(name, options.out)
     return 0
 
 

@@ -42,8 +42,31 @@ def main(folder: Path) -> None:
     np.savez(folder / "arguments.npz", **arrays)
     left = [name for name, layer in attention_layers(runner_of(llm)).items() if "forward_mqa" in vars(layer)]
     said = {"plain": plain, "tokens": tokens, "problems": problems, "calls": len(spy.taken), "left": left}
+    said["untested"], said["contradicted"] = untested(llm)
     said["operator"] = type(torch.ops._C.flash_mla_with_kvcache_cpu).__name__
     (folder / "said.json").write_text(json.dumps(said))
+
+
+def untested(llm: Any) -> tuple[list[str], str]:
+    """Record as if this vLLM were a newer one: as it is, and with a scale that it does not have."""
+    import warnings
+
+    from tracekit.engines import vllm as adapter
+    from tracekit.engines import vllm_dsv4_call
+    from tracekit.errors import Unsupported
+    from tracekit.model import scale_to_bits
+
+    adapter.engine_name = lambda: "vllm 0.99.1"
+    warnings.simplefilter("ignore")
+    with record("unused.h5", engine="vllm", llm=llm, write=lambda *_: None) as session:
+        generate(llm, [PROMPTS[0][:20]], 2)
+    vllm_dsv4_call.scale_to_bits = lambda scale: scale_to_bits(4 * scale)
+    try:
+        with record("unused.h5", engine="vllm", llm=llm, write=lambda *_: None):
+            generate(llm, [PROMPTS[0][:20]], 2)
+    except Unsupported as error:
+        return session.problems, f"{error.rule}: {error}"
+    return session.problems, ""
 
 
 class Spy:

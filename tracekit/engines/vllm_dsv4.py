@@ -23,8 +23,8 @@ from tracekit.recorder.observation import IndexerObservation, Observation
 class Looks(Protocol):
     """Who records; nothing that happens in these methods reaches the engine."""
 
-    def look(self, name: str, observe: Callable[[Step], Observation]) -> None:
-        """Record a launch of a layer that has run."""
+    def look(self, name: str, observe: Callable[[Step], Observation], launches: int = 1) -> None:
+        """Record a launch of a layer that has run; each layer of the step launches so often."""
         ...
 
     def look_indexers(self, name: str, observe: Callable[[Step], Iterable[IndexerObservation]]) -> None:

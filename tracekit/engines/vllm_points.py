@@ -16,6 +16,12 @@ before it is recorded, and the trace says so."""
 IMPLEMENTATIONS = {("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl")}
 """Attention implementations whose cache and arguments are understood."""
 
+MLA = {
+    ("vllm.v1.attention.backends.mla.cpu_mla", "CPUMLAImpl"),
+    ("vllm.v1.attention.backends.mla.amx_mla", "AMXMLAImpl"),
+}
+"""Implementations of latent attention whose cache and arguments are understood."""
+
 V4 = ("vllm.models.deepseek_v4.cpu.cpu_sparse", "DeepseekV4CPUAttention")
 """DeepSeek-V4's attention layer: it has no implementation object and calls its operator itself."""
 _V4_BASE = ("vllm.models.deepseek_v4.attention", "DeepseekV4Attention")
@@ -108,11 +114,11 @@ def attention_layers(runner: Any) -> dict[str, Any]:
     for name, layer in layers.items():
         kind = type(getattr(layer, "impl", layer))
         if not is_v4(layer) and not (
-            hasattr(layer, "impl") and (_is_a(layer.impl, IMPLEMENTATIONS) or signature_of(layer.impl))
+            hasattr(layer, "impl") and (_is_a(layer.impl, IMPLEMENTATIONS | MLA) or signature_of(layer.impl))
         ):
             raise Unsupported(
                 f"layer {name} runs {kind.__name__}, which is not recorded; the implementations are "
-                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, *SIGNATURES, V4}))}.",
+                f"{', '.join(name for _, name in sorted({*IMPLEMENTATIONS, *MLA, *SIGNATURES, V4}))}.",
                 rule="V-BACKEND",
                 layer=name,
                 implementation=kind.__name__,
@@ -127,6 +133,11 @@ def attention_layers(runner: Any) -> dict[str, Any]:
 def is_v4(layer: Any) -> bool:
     """Whether a layer is DeepSeek-V4's, on the CPU."""
     return _is_a(layer, {V4})
+
+
+def is_mla(layer: Any) -> bool:
+    """Whether a layer attends over latents."""
+    return hasattr(layer, "impl") and _is_a(layer.impl, MLA)
 
 
 def _is_a(thing: Any, classes: Set[tuple[str, str]]) -> bool:

@@ -1,8 +1,11 @@
-"""The goldens of vLLM; `make_goldens` runs this in the engines' environment, a process a golden.
+"""Goldens of DeepSeek-V4 in vLLM: the tiny model of the tests, on vLLM's own kernel.
 
-`python -m tools.goldens_vllm NAME PATH`
+Run in the environment of `make test-engines`, as `make goldens` does. Each golden has a process of its own:
+an engine belongs to its process.
 """
 
+import argparse
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -38,8 +41,8 @@ GOLDENS = {
 }
 
 
-def main(name: str, path: str) -> None:
-    """Record one golden."""
+def make(name: str, path: Path) -> None:
+    """Record one golden; once in a process."""
     from tests.engines_vllm.deepseek_v4 import engine, generate
     from tracekit.recorder.api import record
 
@@ -53,5 +56,19 @@ def main(name: str, path: str) -> None:
             generate(llm, [prompt], golden.tokens)
 
 
+def main() -> None:
+    """Record all of them, or the one that is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=GOLDENS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "traces", metavar="DIR")
+    options = parser.parse_args()
+    if options.only:
+        return make(options.only, options.out / f"{options.only}.h5")
+    for name in GOLDENS:
+        module = "tools.goldens_deepseek_v4"
+        subprocess.run([sys.executable, "-m", module, "--only", name, "--out", options.out], check=True)
+    return None
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
