@@ -64,15 +64,15 @@ def test_the_end_of_the_other_is_told(pair):
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
-        ("WritesHalfALength", "did not answer within 2 seconds"),
-        ("WritesAShortFrame", "did not answer within 2 seconds"),
+        ("WritesHalfALength", "did not answer within 10 seconds"),
+        ("WritesAShortFrame", "did not answer within 10 seconds"),
         ("WritesAHugeLength", "sent 1,099,511,627,776 bytes where at most"),
         ("WritesNoMessage", "which is no answer (on a variant of the call)"),
     ],
 )
 def test_a_kernel_that_writes_to_the_channel_fails_alone(kernel, words):
     report = replay(
-        [TRACE], providers=[f"tests.replayer.faulty:{kernel}"], claims=["solo", "rows"], timeout=2.0
+        [TRACE], providers=[f"tests.replayer.faulty:{kernel}"], claims=["solo", "rows"], timeout=10.0
     )
 
     assert report.find("solo").status is Status.INCONCLUSIVE
