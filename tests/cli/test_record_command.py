@@ -92,6 +92,37 @@ def test_a_killed_process_is_told_and_the_others_are_kept(out):
     assert all("rank 1 is missing" in line.cut for line in ledger(out))
 
 
+def test_a_forked_child_leaves_the_trace_of_its_parent_alone(out):
+    done, told = record(out, *GENERATE, "5,6,7", "fork")
+    assert (done.returncode, told["problems"]) == (0, []), done.stderr
+    assert len(ledger(out)) == 3 + 2
+    assert all(line.complete for line in ledger(out))
+
+
+def test_calls_that_were_lost_are_told(out):
+    """Beam search reorders the cache, and nobody can follow its rows."""
+    done, told = record(out, *GENERATE, "5,6,7", "beams")
+    assert done.returncode == 3
+    assert "lacks calls of step" in told["problems"][0]
+    assert tracekit.verify(out) == []
+
+
+def test_a_contradicted_convention_is_told_and_the_trace_is_kept(out):
+    done, told = record(out, sys.executable, JOBS / "contradicted.py")
+    assert done.returncode == 3
+    assert "scale" in told["problems"][0]
+    assert tracekit.verify(out) == []
+
+
+def test_a_missing_folder_does_not_reach_the_program(tmp_path):
+    environ = {**os.environ, "TRACEKIT_RECORD": str(tmp_path / "no" / "run.h5"), "HF_HUB_OFFLINE": "1"}
+    environ["PYTHONPATH"] = str(ROOT / "tracekit" / "engines" / "startup")
+    command = [sys.executable, JOBS / "generate.py", "5,6,7"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:9]) == (0, "[[5, 6, 7"), done.stderr
+    assert "is not recorded" in done.stderr
+
+
 def test_a_terminated_command_leaves_what_was_recorded(out, tmp_path):
     ready = tmp_path / "ready"
     arguments = [TRACEKIT, "record", "-o", out, "--", *GENERATE, "5,6", "wait", ready]

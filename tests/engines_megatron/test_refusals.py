@@ -51,14 +51,17 @@ MASKS = {
     "M-MASK-ACROSS": [
         changed(plain(6), positions=torch.tensor([[0, 1, 2, 0, 1, 2]])),
     ],
-    "M-POSITION": [changed(plain(6), positions=torch.tensor([[0, 1, 2, 5, 6, 7]]))],
+    "M-POSITION": [
+        changed(plain(6), positions=torch.tensor([[0, 1, 2, 5, 6, 7]])),
+        changed(plain(6), positions=torch.arange(5, 11)[None]),
+    ],
     "M-EMPTY": [changed(plain(6), mask=torch.ones(1, 1, 6, 6, dtype=torch.bool))],
 }
 NAMES = {
     "M-MASK": "the attention mask is",
     "M-MASK-EMPTY": "may read no key",
     "M-MASK-ACROSS": "reads padding or another request",
-    "M-POSITION": "position_ids go from 2 to 5",
+    "M-POSITION": "position_ids ",
     "M-EMPTY": "no slot of the batch holds a token",
 }
 

@@ -151,11 +151,16 @@ def _starts(positions: npt.NDArray[np.int64] | None, slots: npt.NDArray[np.int64
     """Where requests begin among the real slots of a batch place: at the first, and where positions restart.
 
     Raises:
-        Unsupported: `M-POSITION` for positions that jump, as those of a context parallel rank.
+        Unsupported: `M-POSITION` for positions that jump or begin above 0, as of a context parallel rank.
     """
     if positions is None or not slots.size:
         return np.zeros(min(slots.size, 1), np.int64)
     found = positions[slots]
+    if found[0]:
+        raise Unsupported(
+            f"position_ids begin at {int(found[0])}; a request is recorded from position 0 on.",
+            rule="M-POSITION",
+        )
     jumps = np.flatnonzero(np.diff(found) != 1) + 1
     if found[jumps].any():
         at = int(jumps[np.argmax(found[jumps] != 0)])

@@ -52,12 +52,13 @@ def share_of_environment(environ: Mapping[str, str]) -> Share | None:
 
 @dataclass(frozen=True, eq=False)
 class _Running:
-    """A recording that runs."""
+    """A recording that runs in process `pid`; a child forked from it has a copy, and writes nothing."""
 
     stack: ExitStack
     session: Session
     path: Path
     marker: Path
+    pid: int
 
 
 class Recordings:
@@ -87,7 +88,9 @@ class Recordings:
         stem, suffix = self._base.stem, self._base.suffix
         path = self._base.with_name(f"{stem}.rank{rank}-{os.getpid()}{number}{suffix}")
         stack = ExitStack()
+        marker = path.with_name(path.name + STARTED)
         try:
+            marker.write_text("its process ended before the trace was written")
             options: dict[str, Any] = {**self._filters, "share": share}
             session = stack.enter_context(record(path, write=_WRITE, **options))
             session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
@@ -95,10 +98,10 @@ class Recordings:
             session.share = session.share or share
         except Exception as error:
             say(f"{path} is not recorded: {error}")
+            if marker.exists():
+                marker.write_text(str(error))
             return False
-        marker = path.with_name(path.name + STARTED)
-        marker.write_text("its process ended before the trace was written")
-        running = _Running(stack, session, path, marker)
+        running = _Running(stack, session, path, marker, os.getpid())
         self._running.append(running)
         Finalize(None, _save, args=(running,), exitpriority=_BEFORE_EXIT)
         self._save_when_terminated()
@@ -112,8 +115,9 @@ class Recordings:
 
         def save(number: int, _: FrameType | None) -> None:
             for running in self._running:
-                running.session.interrupt("ended by SIGTERM")
-                _save(running)
+                if running.pid == os.getpid():
+                    running.session.interrupt("ended by SIGTERM")
+                    _save(running)
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -121,17 +125,20 @@ class Recordings:
 
 
 def _save(running: _Running) -> None:
-    """Write the trace when the process ends, whatever ended it; once."""
-    if not running.marker.exists():
+    """Write the trace when the process ends, whatever ended it; once.
+
+    The marker stays where closing raised: the trace of contradicted conventions is written, and whoever
+    gathers the traces must tell what is wrong with it.
+    """
+    if running.pid != os.getpid() or not running.marker.exists():
         return
     try:
         running.stack.close()
     except Exception as error:
-        # The trace of contradicted conventions is written; the error is about what it says.
         running.marker.write_text(str(error))
         say(f"{running.path}: {error}")
-    if running.path.exists():
-        running.marker.unlink()
+        return
+    running.marker.unlink()
 
 
 def say(text: str) -> None:

@@ -113,7 +113,9 @@ def observe_launch(
         positions=step.positions,
         q=Bits(q, DType.BFLOAT16),
         kv={
-            handle: {family: _seen(part, place) for family, part in families.items()}
+            handle: {
+                family: _seen(part, place, step.generations[handle]) for family, part in families.items()
+            }
             for place, handle in enumerate(step.handles)
         },
         sink=Bits(borrow(launch.sink[:heads], "sink").data.copy(), DType.FLOAT32),
@@ -206,9 +208,9 @@ def lengths(step: Step) -> list[tuple[int, int]]:
     return list(zip(ends, counts.tolist(), strict=True))
 
 
-def _seen(part: _Family, place: int) -> SeenKV:
+def _seen(part: _Family, place: int, generation: int) -> SeenKV:
     keys = part.rows[place].keys()
-    return SeenKV(Borrowed(keys.data.transpose(1, 0, 2), keys.dtype), None, part.firsts[place])
+    return SeenKV(Borrowed(keys.data.transpose(1, 0, 2), keys.dtype), None, part.firsts[place], generation)
 
 
 def _check_rows(name: str, swa: Any, launch: OperatorCall, step: Step) -> None:

@@ -101,7 +101,9 @@ def _observe(
     keys = {}
     for place in present:
         last = int(np.flatnonzero(step.request[rows] == place)[-1])
-        keys[step.handles[place]] = _keys(run, run.tables[last].cpu().numpy(), int(run.lengths[last]))
+        handle = step.handles[place]
+        table, count = run.tables[last].cpu().numpy(), int(run.lengths[last])
+        keys[handle] = _keys(run, table, count, step.generations[handle])
     ids = chosen.cpu().numpy().astype(np.int64)
     held = ids >= 0
     scores = run.scores.detach().cpu().numpy()
@@ -131,9 +133,9 @@ def _observe(
     )
 
 
-def _keys(run: IndexerRun, table: Array, count: int) -> SeenKV:
+def _keys(run: IndexerRun, table: Array, count: int, generation: int) -> SeenKV:
     """The index keys 0 .. count - 1 of a request, read back from their pages."""
     pages, page = int(run.cache.shape[0]), int(run.page_size)
     slots = page_slots(table, np.arange(count), page, pages=pages, null_page=NULL_PAGE)
     keys = read_keys(run.cache.numpy(), slots, page, int(run.query.shape[2]), FP8)
-    return SeenKV(Borrowed(keys.data[None], keys.dtype), None)
+    return SeenKV(Borrowed(keys.data[None], keys.dtype), None, generation=generation)

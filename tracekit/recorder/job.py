@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from tracekit.errors import TracekitError, UsageError
+from tracekit.model import Tag
 from tracekit.recorder.merge import merge
 from tracekit.store import TraceSummary, open_trace, verify_trace
 
@@ -126,7 +127,9 @@ def _gather(folder: Path, out: Path, code: int, progress: Progress | None) -> Ou
     for marker in sorted(folder.glob("*" + STARTED)):
         reason = marker.read_text()
         marker.unlink()
-        if not marker.with_name(marker.name.removesuffix(STARTED)).exists():
+        if marker.with_name(marker.name.removesuffix(STARTED)).exists():
+            problems.append(f"{_who(marker)}: {reason}")
+        else:
             lost[_rank(marker)] = reason
             problems.append(f"{_who(marker)} left no trace: {reason}")
     for path in sorted(folder.glob("*" + out.suffix)):
@@ -144,6 +147,7 @@ def _gather(folder: Path, out: Path, code: int, progress: Progress | None) -> Ou
     summary = None
     try:
         if sound:
+            problems += [_cut(path) for path in sound if _cut(path)]
             summary = _one(sound, out, lost, progress)
             for path in sound:
                 path.unlink(missing_ok=True)
@@ -151,6 +155,14 @@ def _gather(folder: Path, out: Path, code: int, progress: Progress | None) -> Ou
         problems.append(f"the traces are not merged: {error}")
     kept = folder if any(folder.iterdir()) else None
     return Outcome(code, len(sound), summary, tuple(problems), kept)
+
+
+def _cut(path: Path) -> str:
+    """What a sound trace lacks; empty where it has all that was wanted."""
+    with open_trace(path) as trace:
+        cut = [line for line in trace.recording.ledger if line.tag is Tag.NORMAL and not line.complete]
+    more = f" (and {len(cut) - 1} more steps)" if len(cut) > 1 else ""
+    return f"{_who(path)} lacks calls of step {cut[0].step}: {cut[0].cut}{more}" if cut else ""
 
 
 def _one(sound: list[Path], out: Path, lost: dict[int, str], progress: Progress | None) -> TraceSummary:

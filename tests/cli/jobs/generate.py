@@ -1,5 +1,6 @@
 """A program of a user: one model of transformers on one prompt, or what goes wrong with it."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -19,6 +20,16 @@ match then:
         sys.exit(int(code))
     case ["kill"]:
         os.kill(os.getpid(), signal.SIGKILL)
+    case ["fork"]:  # a child that inherits the recording, and is terminated
+        queue = multiprocessing.get_context("fork").Queue()
+        child = multiprocessing.get_context("fork").Process(target=lambda: (queue.put(1), signal.pause()))
+        child.start()
+        queue.get()
+        child.terminate()
+        child.join()
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+    case ["beams"]:
+        model.generate(ids, max_new_tokens=6, do_sample=False, num_beams=3)
     case ["wait", file]:
         Path(file).write_text(str(os.getpid()))
         signal.pause()
