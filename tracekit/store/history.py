@@ -22,13 +22,14 @@ from tracekit.model.events import (
     Sleep,
     Wake,
 )
-from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.model.history import Entry, Pass, PassRows, Unproven
 from tracekit.store.canonical import canonical, parse_canonical
 from tracekit.store.limits import MAX_NUMBER
 from tracekit.store.rules import corrupt
 
 KINDS: dict[str, type[Any]] = {
     "pass": Pass,
+    "unproven": Unproven,
     "preempt": Preempt,
     "rollback": Rollback,
     "fork": Fork,
