@@ -20,7 +20,19 @@ from tracekit.relations.arrange import foreign, join
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
 PLACES = ("page-ids", "page-size", "layout", "padding", "slack")
-BITWISE = ("rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode", *PLACES, "after")
+BITWISE = (
+    "rerun",
+    "threads",
+    "requests",
+    "rows",
+    "solo",
+    "subbatch",
+    "chunks",
+    "decode",
+    *PLACES,
+    "after",
+    "host-graph",
+)
 
 SPREADS = {
     "requests": {"rows"},  # reversing the rows reverses the requests
@@ -36,6 +48,7 @@ SPREADS = {
     "layout": {"page-ids", "slack"},
     "padding": {"slack"},  # its launches have empty slots too
     "slack": set(),
+    "host-graph": set(),
     "after": {"rerun", "solo", "subbatch", "chunks", "decode"},  # all of them change the size of a launch
 }
 """Claim -> further claims whose variants use the same mechanism."""
