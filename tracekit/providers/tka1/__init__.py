@@ -8,11 +8,12 @@ from tracekit.env import settings
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_form
-from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
 from tracekit.providers.tka1.static import StaticLaunch
 
 __all__ = [
+    "DTYPES",
     "LEAF",
     "SPEC",
     "FamilyInput",
