@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AttentionInterface
 
 from tracekit.engines import transformers_backend
@@ -31,7 +30,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
-from tracekit.engines.transformers_weights import Weights
+from tracekit.engines.transformers_weights import Weights, settled_before_updates
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.history import Computed
@@ -110,12 +109,11 @@ class Recorder:
         """Registrations of module hooks; each returns a handle."""
         model = self._model()
         assert model is not None
-        reference = weakref.ref(self)
         before, after = Hook(self.before_forward), Hook(self.after_forward)
         hooks: list[Callable[[], Any]] = [
             lambda: model.register_forward_pre_hook(before, with_kwargs=True),
             lambda: model.register_forward_hook(after, always_call=True),
-            lambda: register_optimizer_step_pre_hook(partial(_before_update, reference)),
+            lambda: settled_before_updates(self._weights),
         ]
         if self._modules:
             first = min(self._modules, key=lambda module: self._modules[module])
@@ -166,13 +164,6 @@ class Recorder:
             self._tell_missed()
         except Exception as error:
             self._session.interrupt(f"a hook failed: {error!r}")
-
-    def before_update(self) -> None:
-        """The weights may be about to change: what ran so far ran under those that are there now."""
-        try:
-            self._weights.settle()
-        except Exception as error:
-            self._session.history.doubt(f"the weights cannot be read before their update: {error!r:.200}")
 
     def close(self) -> None:
         """The recording of the model ends, or the model does."""
@@ -295,10 +286,3 @@ def _close(reference: "weakref.ref[Recorder]") -> None:
     recorder = reference()
     if recorder is not None:
         recorder.close()
-
-
-def _before_update(reference: "weakref.ref[Recorder]", *_: Any) -> None:
-    """An optimizer, of whatever model, is about to step."""
-    recorder = reference()
-    if recorder is not None:
-        recorder.before_update()

@@ -7,11 +7,13 @@ these forwards, and when the recording ends or an optimizer is about to step. Ot
 a doubt. What was written and written back between the two is not seen.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import xxhash
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 Tell = Callable[[str], None]
 _OWN = ".data or a kernel of one's own"
@@ -58,6 +60,12 @@ class Weights:
         """Prove that the forwards so far ran under the same weights, or tell that it cannot be proven."""
         if len(self._steps) < 2:
             return
+        try:
+            self._settle()
+        except Exception as error:
+            self._doubt(f"the weights cannot be looked at: {error!r:.200}")
+
+    def _settle(self) -> None:
         if self._look() != self._mark:
             self._say("they were updated before their bytes could be read again")
         elif self._bytes and self._bytes != (now := self._read()):
@@ -84,6 +92,18 @@ class Weights:
             self._doubt(f"the bytes of the weights cannot be read: {error!r:.200}")
             return b""
         return digest.digest()
+
+
+def settled_before_updates(weights: Weights) -> Any:
+    """Have weights settled before any optimizer steps, as long as they are watched; return torch's handle."""
+    reference = weakref.ref(weights)
+
+    def settle(*_: Any) -> None:
+        watched = reference()
+        if watched is not None:
+            watched.settle()
+
+    return register_optimizer_step_pre_hook(settle)
 
 
 def _version(tensor: Any) -> int:
