@@ -13,6 +13,8 @@ BUILTIN: Mapping[str, str] = {
     "trace": "tracekit.providers.recorded_answer:RecordedAnswer",
     "tka1": "tracekit.providers.portable:Tka1",
     "tka1-numpy": "tracekit.providers.portable:Tka1Numpy",
+    "tka1-cuda": "tracekit.providers.tka1_gpu:Tka1Cuda",
+    "tka1-hip": "tracekit.providers.tka1_gpu:Tka1Hip",
     "oracle": "tracekit.providers.oracle:Oracle",
     "torch-flash-cpu": "tracekit.providers.torch_flash_cpu:TorchFlashCpu",
     "megatron": "tracekit.providers.megatron:Megatron",
