@@ -17,6 +17,14 @@ BUILTIN: Mapping[str, str] = {
     "tka1-hip": "tracekit.providers.tka1_gpu:Tka1Hip",
     "oracle": "tracekit.providers.oracle:Oracle",
     "torch-flash-cpu": "tracekit.providers.torch_flash_cpu:TorchFlashCpu",
+    "torch-flash-cuda": "tracekit.providers.torch_cuda:TorchFlash",
+    "torch-efficient-cuda": "tracekit.providers.torch_cuda:TorchEfficient",
+    "torch-cudnn": "tracekit.providers.torch_cuda:TorchCudnn",
+    "vllm-triton": "tracekit.providers.vllm_triton:VllmTriton",
+    "flash-attn": "tracekit.providers.flash_attn:FlashAttn",
+    "flashinfer": "tracekit.providers.flashinfer:FlashInfer",
+    "flash-mla": "tracekit.providers.flash_mla:FlashMla",
+    "aiter": "tracekit.providers.aiter:Aiter",
     "megatron": "tracekit.providers.megatron:Megatron",
     "transformers": "tracekit.providers.transformers:Transformers",
     "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
@@ -26,6 +34,15 @@ BUILTIN: Mapping[str, str] = {
 """Provider id -> `module:factory`; the module is imported only when the provider is made."""
 
 GROUP = "tracekit.providers"
+
+UNTESTED: Mapping[str, str] = dict.fromkeys(
+    (
+        *("tka1-cuda", "tka1-hip", "torch-flash-cuda", "torch-efficient-cuda", "torch-cudnn", "vllm-triton"),
+        *("flash-attn", "flashinfer", "flash-mla", "aiter"),
+    ),
+    "by signature, untested on hardware",
+)
+"""Providers that no kept evidence of a device names (traces/evidence), and what is said of them."""
 
 KERNELS: Mapping[str, str] = {
     "tka1": "tka1",
@@ -104,6 +121,11 @@ def check(spec: str) -> str:
         provider=spec,
         valid=sorted(known),
     )
+
+
+def label(spec: str) -> str:
+    """Return what must be said beside every verdict on a provider, or an empty text."""
+    return UNTESTED.get(spec, "")
 
 
 def is_own(spec: str) -> bool:
