@@ -1,7 +1,7 @@
 """What the providers of GPU libraries share: each is known by its signature, and says so.
 
 A kernel of these was written against the sources of its library and has not run on hardware here; until
-`python -m tools.gpu_acceptance` ran it, everything that is said of it carries `EVIDENCE`.
+`python -m tools.gpu_acceptance` ran it, every verdict on it says so (`registry.UNTESTED`).
 """
 
 import inspect
@@ -14,14 +14,10 @@ import torch
 from tracekit.errors import Unavailable, Unsupported
 from tracekit.model import AttentionCall, DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
-from tracekit.providers.registry import UNTESTED
 from tracekit.providers.torch_identity import executed_by_torch
 from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_launch import not_causal
 from tracekit.verdict import ClaimId
-
-EVIDENCE = next(iter(UNTESTED.values()))
-
 
 class GpuKernel:
     """A kernel of a library, on torch's device.

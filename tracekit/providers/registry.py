@@ -35,13 +35,20 @@ BUILTIN: Mapping[str, str] = {
 
 GROUP = "tracekit.providers"
 
-UNTESTED: Mapping[str, str] = dict.fromkeys(
-    (
-        *("tka1-cuda", "tka1-hip", "torch-flash-cuda", "torch-efficient-cuda", "torch-cudnn", "vllm-triton"),
-        *("flash-attn", "flashinfer", "flash-mla", "aiter"),
-    ),
-    "by signature, untested on hardware",
-)
+_BY_SIGNATURE = "by signature, untested on hardware"
+
+UNTESTED: Mapping[str, str] = {
+    "tka1-cuda": "untested on hardware",
+    "tka1-hip": "untested on hardware",
+    "torch-flash-cuda": _BY_SIGNATURE,
+    "torch-efficient-cuda": _BY_SIGNATURE,
+    "torch-cudnn": _BY_SIGNATURE,
+    "vllm-triton": _BY_SIGNATURE,
+    "flash-attn": _BY_SIGNATURE,
+    "flashinfer": _BY_SIGNATURE,
+    "flash-mla": _BY_SIGNATURE,
+    "aiter": _BY_SIGNATURE,
+}
 """Providers that no kept evidence of a device names (traces/evidence), and what is said of them."""
 
 KERNELS: Mapping[str, str] = {
