@@ -2,11 +2,15 @@
 
 import json
 
+import pytest
+
+torch = pytest.importorskip("torch")
+
 
 def test_each_provider_is_here_or_says_why_not(tracekit_cli):
     done = tracekit_cli("providers", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {one["provider"]: one for one in json.loads(done.stdout)}
+    assert done.code == 0, done.err
+    found = {one["provider"]: one for one in json.loads(done.out)}
     assert found["tka1"]["available"]
     assert "recorded" in found["tka1"]["promises"]
     assert found["tka1"]["label"] == ""
@@ -17,20 +21,15 @@ def test_each_provider_is_here_or_says_why_not(tracekit_cli):
 
 def test_the_table_is_for_people(tracekit_cli):
     done = tracekit_cli("providers")
-    assert done.returncode == 0
-    assert "untested on hardware" in done.stdout
+    assert done.code == 0
+    assert "untested on hardware" in done.out
 
 
-def test_a_claim_on_a_kernel_that_cannot_run_here_is_not_run(tracekit_cli):
-    import torch
-
+def test_a_claim_on_a_kernel_that_cannot_run_here_is_not_run(tracekit_cli, prefill_tka1):
     if torch.cuda.is_available():
-        import pytest
-
         pytest.skip("this machine has a GPU")
-    trace = "traces/smollm2-prefill.tka1.h5"
-    done = tracekit_cli("replay", trace, "--provider", "tka1-cuda", "--claim", "recorded", "--json")
-    assert done.returncode == 4, done.stderr
-    (verdict,) = json.loads(done.stdout)["verdicts"]
+    done = tracekit_cli("replay", prefill_tka1, "--provider", "tka1-cuda", "--claim", "recorded", "--json")
+    assert done.code == 4, done.err
+    (verdict,) = json.loads(done.out)["verdicts"]
     assert verdict["status"] == "not run"
     assert "sees no CUDA device" in verdict["reason"]

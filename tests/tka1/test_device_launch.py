@@ -21,14 +21,23 @@ from tests.tka1.test_forms_agree import definition
 from tools.portability import device
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported
 from tracekit.model import DType
+from tracekit.providers.base import Execution, Launch, Provider
+from tracekit.providers.graphs.host import HostGraphs
+from tracekit.providers.graphs.kind import GraphKind
+from tracekit.providers.graphs.sequence import put_to_the_test
 from tracekit.providers.placement import Fill
+from tracekit.providers.portable import Tka1
 from tracekit.providers.registry import create
 from tracekit.providers.tka1 import FamilyInput, Inputs, Ranges, driver, numpy_form, selftest
+from tracekit.providers.tka1 import runtime_compiler as rc
 from tracekit.providers.tka1.abi import RUN_LEVEL, THREADS, GpuArgs, blocks
 from tracekit.providers.tka1.inputs import DTYPES
 
 torch = pytest.importorskip("torch")
+from tracekit.providers import tka1_gpu  # noqa: E402
 from tracekit.providers.tka1_device import DeviceLaunch  # noqa: E402
+from tracekit.providers.tka1_gpu import Device, Tka1Cuda  # noqa: E402
+from tracekit.testing import ProviderSuite, dense_call  # noqa: E402
 
 needs_nvcc = pytest.mark.skipif(device.nvcc() is None, reason="no nvcc")
 ENTRIES = ("tk_run_128", "tk_run_512", "tk_merge")
@@ -287,6 +296,80 @@ def test_a_write_beside_a_buffer_shows(
     with pytest.raises(ProviderFailed, match=words) as caught:
         launch.check()
     assert caught.value.rule == "P-CANARY"
+
+
+# ---- the provider, with the body on the host in the place of loaded code
+
+
+class Emulated(Tka1Cuda):
+    """`tka1-cuda` whose device is the host."""
+
+    def __init__(self, body: device.HostBody) -> None:
+        self.on = object.__new__(Device)
+        self.on.code = lambda dtype: device.HostLauncher(body)
+
+    def device(self) -> Device:
+        return self.on
+
+
+@pytest.fixture(scope="module")
+def emulated(body: device.HostBody):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Device, "torch_name", "cpu")
+        yield Emulated(body)
+
+
+class TestEmulated(ProviderSuite):
+    @pytest.fixture(autouse=True)
+    def _made(self, emulated: Emulated) -> None:
+        self.made = emulated
+
+    def provider(self) -> Provider:
+        return self.made
+
+
+def test_a_launch_that_stays_is_put_to_the_test_as_a_graph(emulated: Emulated):
+    """The sequence of `graph` on the stand-in: capture, other lengths, poison, restored inputs."""
+    calls = [dense_call(lengths=(9, 4), seed=1), dense_call(lengths=(700, 600), new=(9, 4), seed=2)]
+    calls += [dense_call(lengths=(13,), seed=3), calls[0]]
+    launch = Launch(tuple(calls), Execution(graph=GraphKind.HOST))
+    answer = put_to_the_test(emulated, launch, HostGraphs())
+    for call, got in zip(calls, answer.tensors, strict=True):
+        (want,) = Tka1().run(Launch((call,))).tensors
+        assert got.out.same(want.out)
+        assert got.lse.same(want.lse)
+
+
+def test_what_it_promises_is_what_a_device_can_be_asked():
+    provider = object.__new__(Tka1Cuda)
+    assert provider.capabilities().graphs == {GraphKind.DEVICE}
+    assert "graph" in provider.advertised()
+    assert not provider.advertised() & {"threads", "host-graph"}
+    assert provider.identity() == Tka1().identity()
+
+
+def test_a_device_with_wrong_bits_never_answers(monkeypatch: pytest.MonkeyPatch, body: device.HostBody):
+    """One bit off in one partial: the self-test refuses it, and every claim is then inconclusive."""
+    wrong = Emulated(body).on
+    wrong.name, wrong.arch = "a device", "sm_90"
+    wrong.compiler = rc.Compiler("nvrtc", "13.0", None)
+    right = wrong.run
+    monkeypatch.setattr(Device, "torch_name", "cpu")
+
+    def flipped(launch: Inputs, fill: Fill | None = None):
+        out, part = right(launch, fill)
+        part.acc.flat[0] ^= 1
+        return out, part
+
+    wrong.run = flipped
+    monkeypatch.setattr(tka1_gpu, "Device", lambda vendor: wrong)
+    tka1_gpu.verified.cache_clear()
+    with pytest.raises(ProviderFailed, match=r"a device \(sm_90, nvrtc 13\.0\) does not give") as caught:
+        tka1_gpu.verified("cuda")
+    assert caught.value.rule == "K-SELFTEST"
+    wrong.run = right
+    assert tka1_gpu.verified("cuda") is wrong
+    tka1_gpu.verified.cache_clear()
 
 
 # ---- the driver's calls

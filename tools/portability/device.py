@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.portability import ptx
+from tracekit.providers.graphs.host import launch
 from tracekit.providers.tka1 import Inputs, Outputs, Partials
 from tracekit.providers.tka1.abi import THREADS, GpuArgs, answer, blocks, gpu_arguments, workspace
 from tracekit.providers.tka1.inputs import DTYPES
@@ -36,6 +37,7 @@ class HostBody:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self.handle = handle
+        handle.tk_block_run.restype = None
 
     def run(self, inputs: Inputs, order: int = 0) -> tuple[Outputs, Partials]:
         """Compute a launch: order 0 is forward, 1 reversed, 2 and more are shuffled with that seed."""
@@ -102,7 +104,7 @@ class HostLauncher:
     def launch(self, kernel: str, grid: object, threads: int, block: ctypes.Structure, stream: int) -> None:
         """Run them; see `tka1_device.Launcher`."""
         if kernel == "tk_merge":
-            self.body.handle.tk_block_run(ctypes.byref(block), self.order)
+            launch(self.body.handle.tk_block_run, block, self.order)
 
 
 class PtxLauncher:

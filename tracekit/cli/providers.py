@@ -24,7 +24,9 @@ def command(as_json: bool) -> int:
     table = Table(box=None, show_header=False, pad_edge=False)
     for one in found:
         state = Text("here", style="green") if one["available"] else Text("missing", style="yellow")
-        promised = f"promises {', '.join(one['promises']) or 'nothing'}" if one["available"] else one["reason"]
+        promised = (
+            f"promises {', '.join(one['promises']) or 'nothing'}" if one["available"] else one["reason"]
+        )
         table.add_row(one["provider"], state, "; ".join(filter(None, (one["label"], promised))))
     console().print(table)
     return Exit.OK

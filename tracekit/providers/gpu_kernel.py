@@ -19,6 +19,7 @@ from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_launch import not_causal
 from tracekit.verdict import ClaimId
 
+
 class GpuKernel:
     """A kernel of a library, on torch's device.
 

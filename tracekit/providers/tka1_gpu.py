@@ -5,18 +5,24 @@ the definition, and a failed self-test makes every claim inconclusive (docs/tka1
 identity is that of `tka1`, because the bits are: `recorded` on a trace of `tka1` compares device and CPU.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.errors import Unavailable
-from tracekit.model import AttentionCall, Bits, DType
-from tracekit.providers.base import Tensors
+from tracekit.errors import Unavailable, Unsupported
+from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
+from tracekit.providers.base import Capabilities, Execution, Tensors
+from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.placement import Fill
 from tracekit.providers.portable import Tka1, inputs
 from tracekit.providers.tka1 import DTYPES, Inputs, Outputs, Partials, selftest
 from tracekit.providers.tka1.driver import Code, Driver, Vendor, open_driver
 from tracekit.providers.tka1.runtime_compiler import Compiler, Kind, open_compiler
 from tracekit.verdict import ClaimId
+
+if TYPE_CHECKING:
+    from tracekit.providers.tka1_device import DeviceLaunch
 
 _COMPILERS: dict[Vendor, Kind] = {"cuda": "nvrtc", "hip": "hiprtc"}
 _WIDEST = 512
@@ -51,6 +57,15 @@ class Device:
             self._code[dtype] = self.driver.load(self.compiler.code(self.arch, DTYPES.index(dtype)))
         return self._code[dtype]
 
+    def launch(
+        self, launches: Sequence[Inputs], *, fill: Fill | None = None, partials: bool = False
+    ) -> "DeviceLaunch":
+        """Return a launch with room for each of some; arguments and errors as `DeviceLaunch`."""
+        from tracekit.providers.tka1_device import DeviceLaunch
+
+        code = self.code(launches[0].dtype)
+        return DeviceLaunch(code, launches, self.torch_name, partials=partials, fill=fill)
+
     def run(self, launch: Inputs, fill: Fill | None = None) -> tuple[Outputs, Partials]:
         """Compute one launch; with `fill` between canaries.
 
@@ -58,11 +73,7 @@ class Device:
             ProviderFailed: `K-DRIVER`, `K-COMPILE`, or `P-CANARY`.
             Unsupported: `K-VALUE-DIM`, `K-GRID`.
         """
-        from tracekit.providers.tka1_device import DeviceLaunch
-
-        prepared = DeviceLaunch(
-            self.code(launch.dtype), [launch], self.torch_name, partials=fill is None, fill=fill
-        )
+        prepared = self.launch([launch], fill=fill, partials=fill is None)
         prepared.load(launch)
         prepared.enqueue()
         answer = prepared.read()
@@ -98,9 +109,13 @@ class Tka1Cuda(Tka1):
     def __init__(self) -> None:
         _torch_device(self.vendor)
 
+    def capabilities(self) -> Capabilities:
+        """As `tka1`; its launches can be captured on the device."""
+        return replace(super().capabilities(), graphs=frozenset({GraphKind.DEVICE}))
+
     def advertised(self) -> frozenset[ClaimId]:
-        """As `tka1`; threads are those of a host."""
-        return super().advertised() - {"threads"} | {"after"}
+        """As `tka1`, with `graph`; threads and frozen calls are those of a host."""
+        return super().advertised() - {"threads", "host-graph"} | {"after", "graph"}
 
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""
@@ -108,9 +123,19 @@ class Tka1Cuda(Tka1):
             return f"it does not take values of {call.value_dim} columns (up to {_WIDEST})"
         return super().refuses(call)
 
+    def device(self) -> Device:
+        """Return the device, verified."""
+        return verified(self.vendor)
+
+    def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: object) -> "Resident":  # type: ignore[override]
+        """Return a launch over memory of the device that stays (graphs/base.py); errors as `Tka1.static`."""
+        for call in calls:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+        return Resident(self.device().launch(list(map(inputs, calls))), self)
+
     def _attend(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
-        answer = verified(self.vendor).run(inputs(call), fill)[0]
-        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+        return tensors(self.device().run(inputs(call), fill)[0], call.dtype)
 
 
 class Tka1Hip(Tka1Cuda):
@@ -118,6 +143,36 @@ class Tka1Hip(Tka1Cuda):
 
     id = "tka1-hip"
     vendor: ClassVar[Vendor] = "hip"
+
+
+class Resident:
+    """A launch that stays on the device, in the words of a provider.
+
+    Args:
+        launch: the launch.
+        provider: who answers.
+    """
+
+    def __init__(self, launch: "DeviceLaunch", provider: Tka1Cuda) -> None:
+        self.launch, self.provider = launch, provider
+        self.enqueue, self.poison, self.changed = launch.enqueue, launch.poison, launch.changed
+
+    def load(self, call: AttentionCall) -> None:
+        """Write the inputs of a call into their places."""
+        self.launch.load(inputs(call))
+
+    def read(self) -> Tensors:
+        """Return a copy of the answer."""
+        return tensors(self.launch.read()[0], self.launch.dtype)
+
+    def executed(self) -> ExecutedIdentity:
+        """As an eager launch."""
+        return self.provider.identity()
+
+
+def tensors(out: Outputs, dtype: DType) -> Tensors:
+    """Return an answer in the words of a provider."""
+    return Tensors(Bits(out.out, dtype), Bits(out.lse, DType.FLOAT32))
 
 
 def _make_current(name: str) -> None:
