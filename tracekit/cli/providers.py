@@ -1,6 +1,7 @@
-"""`tracekit providers`: the kernels that can be run again, whether they can be here, and what they promise."""
+"""`tracekit providers`: the kernels that can be run again, and what they promise or lack here."""
 
 import json
+from dataclasses import dataclass
 
 import click
 from rich.table import Table
@@ -11,6 +12,16 @@ from tracekit.report.terminal import console
 from tracekit.verdict import Exit
 
 
+@dataclass(frozen=True)
+class Described:
+    """One provider: what must be said beside it, why it cannot run here (empty where it can), its promises."""
+
+    provider: str
+    label: str
+    reason: str
+    promises: tuple[str, ...]
+
+
 @click.command("providers")
 @json_option
 def command(as_json: bool) -> int:
@@ -19,27 +30,25 @@ def command(as_json: bool) -> int:
 
     found = [describe(name) for name in registry.names()]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps([vars(one) for one in found], indent=2))
         return Exit.OK
     table = Table(box=None, show_header=False, pad_edge=False)
     for one in found:
-        state = Text("here", style="green") if one["available"] else Text("missing", style="yellow")
-        promised = (
-            f"promises {', '.join(one['promises']) or 'nothing'}" if one["available"] else one["reason"]
-        )
-        table.add_row(one["provider"], state, "; ".join(filter(None, (one["label"], promised))))
+        here = not one.reason
+        state = Text("here", style="green") if here else Text("missing", style="yellow")
+        said = f"promises {', '.join(one.promises) or 'nothing'}" if here else one.reason
+        table.add_row(one.provider, state, "; ".join(filter(None, (one.label, said))))
     console().print(table)
     return Exit.OK
 
 
-def describe(name: str) -> dict[str, object]:
-    """Return what is known of one provider; one that cannot be made here says why."""
+def describe(name: str) -> Described:
+    """Return what is known of one provider."""
     from tracekit.errors import TracekitError
     from tracekit.providers import registry
 
-    record: dict[str, object] = {"provider": name, "label": registry.label(name)}
     try:
         provider = registry.create(name)
     except TracekitError as error:
-        return record | {"available": False, "reason": str(error), "promises": []}
-    return record | {"available": True, "reason": "", "promises": sorted(provider.advertised())}
+        return Described(name, registry.label(name), str(error), ())
+    return Described(name, registry.label(name), "", tuple(sorted(provider.advertised())))
