@@ -14,7 +14,7 @@ from tracekit.verdict import Exit
 
 @dataclass(frozen=True)
 class Described:
-    """One provider: what must be said beside it, why it cannot run here (empty where it can), its promises."""
+    """One provider: what must be said beside it, why it cannot run here (or empty), its promises."""
 
     provider: str
     label: str

@@ -181,8 +181,8 @@ def described(identity: ExecutedIdentity | None) -> dict[str, str]:
     """Return an identity as text by name."""
     if identity is None:
         return {}
-    # An identity without an architecture is that of a definition, whose bits are those of any device.
-    device = {"device": identity.device} if identity.arch or identity.device != "cpu" else {}
+    # One that names nothing but itself is that of a definition, whose bits are those of any device.
+    device = {} if set(identity.libraries) == {identity.kernel} else {"device": identity.device}
     parts = {"kernel": identity.kernel, **identity.libraries, **device}
     return parts | {name: text for name, text in (("arch", identity.arch), ("isa", identity.isa)) if text}
 
