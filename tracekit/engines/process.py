@@ -149,7 +149,13 @@ class Recordings:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
+        def forget() -> None:
+            """A forked child has nothing to write, and dies by SIGTERM as it always did."""
+            if signal.getsignal(signal.SIGTERM) is save:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
         signal.signal(signal.SIGTERM, save)
+        os.register_at_fork(after_in_child=forget)
 
 
 def _save(running: _Running) -> None:

@@ -25,9 +25,11 @@ match then:
         os.kill(os.getpid(), signal.SIGKILL)
     case ["fork"]:  # a child that inherits the recording, and is terminated
         queue = multiprocessing.get_context("fork").Queue()
-        child = multiprocessing.get_context("fork").Process(target=lambda: (queue.put(1), signal.pause()))
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=lambda: (queue.put(signal.getsignal(signal.SIGTERM)), signal.pause()))
         child.start()
-        queue.get()
+        # What a Python function handles would wait for the end of the pause.
+        assert queue.get() == signal.SIG_DFL
         child.terminate()
         child.join()
         model.generate(ids, max_new_tokens=2, do_sample=False)
