@@ -43,15 +43,16 @@ class Tka1:
             padding=frozenset(Padding),
             fills=True,
             graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
+            schedules=() if self._numpy else tuple(tka1.SCHEDULES),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes.
 
         Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1). So is
-        `host-graph`: it calls no kernel that could be captured.
+        `host-graph`, as it calls no kernel that could be captured, and `schedule`, as it has one only.
         """
-        return frozenset(() if self._numpy else ("after", "host-graph")) | frozenset(
+        return frozenset(() if self._numpy else ("after", "host-graph", "schedule")) | frozenset(
             {
                 "recorded",
                 "rerun",
@@ -90,8 +91,13 @@ class Tka1:
             Unsupported: a call is refused.
         """
         threads, placement = launch.execution.threads, launch.execution.placement
-        run = partial(self._run, threads=threads, fill=None if placement is None else placement.fill)
-        return Answer(tuple(run_placed(run, call, placement) for call in launch.calls), self.identity())
+        fill = None if placement is None else placement.fill
+        asked = None if self._numpy or fill is not None else launch.execution.schedule or ""
+        ran: list[str | None] = []
+        run = partial(self._run, threads=threads, fill=fill, asked=asked, ran=ran)
+        tensors = tuple(run_placed(run, call, placement) for call in launch.calls)
+        account = None if None in ran else "; ".join(dict.fromkeys(filter(None, ran)))
+        return Answer(tensors, self.identity(), account)
 
     def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: HostPool) -> "Captured":
         """Return a launch over static buffers (graphs/base.py).
@@ -104,10 +110,15 @@ class Tka1:
                 raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         return Captured(tka1.static(list(map(inputs, calls)), execution.threads or None, pool), self)
 
-    def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
+    def _run(
+        self, call: AttentionCall, threads: int, fill: Fill | None, asked: str | None, ran: list[str | None]
+    ) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
-        answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
+        answer = tka1.attention(
+            inputs(call), form=self.form, threads=threads or None, fill=fill, schedule=asked
+        )
+        ran.append(answer.schedule)
         return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
 
 

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.env import settings
+from tracekit.errors import Unsupported
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_form
 from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
+from tracekit.providers.tka1.schedules import SCHEDULES, Schedule
 from tracekit.providers.tka1.static import StaticLaunch
 
 __all__ = [
     "DTYPES",
     "LEAF",
+    "SCHEDULES",
     "SPEC",
     "FamilyInput",
     "Form",
@@ -66,6 +69,7 @@ def attention(
     threads: int | None = None,
     isa: str | None = None,
     fill: Fill | None = None,
+    schedule: str | None = None,
 ) -> Outputs:
     """Compute O `[T, H, Dv]` and both LSE `[T, H]` of a launch (docs/tka1.md, S1 to S13).
 
@@ -75,8 +79,11 @@ def attention(
         threads: None takes `TRACEKIT_THREADS`; the number changes no bit.
         isa: `v1`, `v3` or `v4`; None takes `TRACEKIT_ISA`, else the best for this processor.
         fill: what stands in outputs and around buffers; the numpy form has none of its own.
+        schedule: one of `SCHEDULES`, or an empty text for the usual one; the answer says then in which one
+            it was computed. None asks for no account. None of them changes a bit.
 
     Raises:
+        Unsupported: `P-SCHEDULE`, there is no such schedule, or the numpy form is asked for one.
         Unavailable: `K-NO-LIBRARY` where a native build is asked for that is not there.
         ProviderFailed: `K-SELFTEST` where a library does not give the bits of the definition, `P-CANARY`
             where it writes beside a buffer.
@@ -85,7 +92,16 @@ def attention(
     if fill is not None and served.isa is not None:
         library = native.load(served.isa)
         return library.guarded(inputs, settings().threads if threads is None else threads, fill)
-    return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
+    count = settings().threads if threads is None else threads
+    if schedule is not None:
+        if served.isa is None or schedule not in ("", *SCHEDULES):
+            raise Unsupported(
+                f"the {served.form} form has no schedule {schedule!r}; the native one has "
+                f"{', '.join(SCHEDULES)}.",
+                rule="P-SCHEDULE",
+            )
+        return native.load(served.isa).run(inputs, count, SCHEDULES.get(schedule, Schedule()))
+    return _pick(form, isa)[1](inputs, count)
 
 
 def partials(

@@ -152,11 +152,13 @@ class Outputs:
         out: bits of the launch's dtype [T, H, Dv].
         lse: binary32 bits [T, H], natural log, without the sink.
         lse_with_sink: binary32 bits [T, H], natural log, with the sink.
+        schedule: in which schedule it ran, where one was asked for and followed (`schedules.Ran`).
     """
 
     out: Words
     lse: U32
     lse_with_sink: U32
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,8 +238,10 @@ def _require(true: bool, rule: str, message: str, **fields: Any) -> None:
 
 
 def _array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, ndim: int, *shape: int | None) -> None:
-    _require(array.dtype == dtype, "S2-DTYPE", f"{name} is {array.dtype}, not {np.dtype(dtype)}.")
+    if array.dtype != dtype:  # the message costs more than the question
+        _require(False, "S2-DTYPE", f"{name} is {array.dtype}, not {np.dtype(dtype)}.")
     fits = array.ndim == ndim and all(
         want in (None, got) for want, got in zip(shape, array.shape, strict=False)
     )
-    _require(fits, "S2-SHAPE", f"{name} has the shape {array.shape}, wanted {shape or ndim}.")
+    if not fits:
+        _require(False, "S2-SHAPE", f"{name} has the shape {array.shape}, wanted {shape or ndim}.")
