@@ -4,7 +4,6 @@ Its bits depend on the definition alone, so its identity names no library, proce
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 from tracekit.errors import Unsupported
@@ -90,12 +89,17 @@ class Tka1:
         Raises:
             Unsupported: a call is refused.
         """
-        threads, placement = launch.execution.threads, launch.execution.placement
-        fill = None if placement is None else placement.fill
-        asked = None if self._numpy or fill is not None else launch.execution.schedule or ""
+        execution = launch.execution
         ran: list[str | None] = []
-        run = partial(self._run, threads=threads, fill=fill, asked=asked, ran=ran)
-        tensors = tuple(run_placed(run, call, placement) for call in launch.calls)
+
+        def run(call: AttentionCall) -> Tensors:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+            tensors, schedule = self._attend(call, execution)
+            ran.append(schedule)
+            return tensors
+
+        tensors = tuple(run_placed(run, call, execution.placement) for call in launch.calls)
         account = None if None in ran else "; ".join(dict.fromkeys(filter(None, ran)))
         return Answer(tensors, self.identity(), account)
 
@@ -110,16 +114,13 @@ class Tka1:
                 raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         return Captured(tka1.static(list(map(inputs, calls)), execution.threads or None, pool), self)
 
-    def _run(
-        self, call: AttentionCall, threads: int, fill: Fill | None, asked: str | None, ran: list[str | None]
-    ) -> Tensors:
-        if reason := self.refuses(call):
-            raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
-        answer = tka1.attention(
-            inputs(call), form=self.form, threads=threads or None, fill=fill, schedule=asked
-        )
-        ran.append(answer.schedule)
-        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+    def _attend(self, call: AttentionCall, execution: Execution) -> tuple[Tensors, str | None]:
+        """Answer one call, and say in which schedule where the kernel gives an account."""
+        fill = None if execution.placement is None else execution.placement.fill
+        asked = None if self._numpy or fill is not None else execution.schedule or ""
+        threads = execution.threads or None
+        got = tka1.attention(inputs(call), form=self.form, threads=threads, fill=fill, schedule=asked)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32)), got.schedule
 
 
 class Captured:
