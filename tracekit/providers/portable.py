@@ -117,10 +117,12 @@ class Tka1:
     def _attend(self, call: AttentionCall, execution: Execution) -> tuple[Tensors, str | None]:
         """Answer one call, and say in which schedule where the kernel gives an account."""
         fill = None if execution.placement is None else execution.placement.fill
-        asked = None if self._numpy or fill is not None else execution.schedule or ""
-        threads = execution.threads or None
-        got = tka1.attention(inputs(call), form=self.form, threads=threads, fill=fill, schedule=asked)
-        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32)), got.schedule
+        threads, account = execution.threads or None, None
+        if self._numpy or fill is not None:
+            got = tka1.attention(inputs(call), form=self.form, threads=threads, fill=fill)
+        else:
+            got, account = tka1.scheduled(inputs(call), execution.schedule, threads=threads)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32)), account
 
 
 class Captured:

@@ -32,6 +32,7 @@ __all__ = [
     "fewest_runs",
     "merge",
     "partials",
+    "scheduled",
     "serving",
     "static",
 ]
@@ -69,7 +70,6 @@ def attention(
     threads: int | None = None,
     isa: str | None = None,
     fill: Fill | None = None,
-    schedule: str | None = None,
 ) -> Outputs:
     """Compute O `[T, H, Dv]` and both LSE `[T, H]` of a launch (docs/tka1.md, S1 to S13).
 
@@ -79,11 +79,8 @@ def attention(
         threads: None takes `TRACEKIT_THREADS`; the number changes no bit.
         isa: `v1`, `v3` or `v4`; None takes `TRACEKIT_ISA`, else the best for this processor.
         fill: what stands in outputs and around buffers; the numpy form has none of its own.
-        schedule: one of `SCHEDULES`, or an empty text for the usual one; the answer says then in which one
-            it was computed. None asks for no account. None of them changes a bit.
 
     Raises:
-        Unsupported: `P-SCHEDULE`, there is no such schedule, or the numpy form is asked for one.
         Unavailable: `K-NO-LIBRARY` where a native build is asked for that is not there.
         ProviderFailed: `K-SELFTEST` where a library does not give the bits of the definition, `P-CANARY`
             where it writes beside a buffer.
@@ -92,16 +89,32 @@ def attention(
     if fill is not None and served.isa is not None:
         library = native.load(served.isa)
         return library.guarded(inputs, settings().threads if threads is None else threads, fill)
-    count = settings().threads if threads is None else threads
-    if schedule is not None:
-        if served.isa is None or schedule not in ("", *SCHEDULES):
-            raise Unsupported(
-                f"the {served.form} form has no schedule {schedule!r}; the native one has "
-                f"{', '.join(SCHEDULES)}.",
-                rule="P-SCHEDULE",
-            )
-        return native.load(served.isa).run(inputs, count, SCHEDULES.get(schedule, Schedule()))
-    return _pick(form, isa)[1](inputs, count)
+    return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
+
+
+def scheduled(
+    inputs: Inputs, schedule: str | None = None, *, threads: int | None = None
+) -> tuple[Outputs, str | None]:
+    """Compute a launch by the best build, and say how its work was cut and ordered.
+
+    Args:
+        inputs: the launch.
+        schedule: one of `SCHEDULES`, or None for the usual one. None of them changes a bit.
+        threads: as `attention`.
+
+    Returns:
+        The answer and the account of the kernel; None where it did not follow the schedule.
+
+    Raises:
+        Unsupported: `P-SCHEDULE`, there is no such schedule.
+        Unavailable: `K-NO-LIBRARY`, no build runs here.
+    """
+    if schedule is not None and schedule not in SCHEDULES:
+        raise Unsupported(
+            f"there is no schedule {schedule!r}; there are {', '.join(SCHEDULES)}.", rule="P-SCHEDULE"
+        )
+    asked = Schedule() if schedule is None else SCHEDULES[schedule]
+    return _library().run_as(inputs, settings().threads if threads is None else threads, asked)
 
 
 def partials(
@@ -132,8 +145,11 @@ def static(launches: Sequence[Inputs], threads: int | None, pool: HostPool) -> S
         Unavailable: `K-NO-LIBRARY`, no build runs here.
         Unsupported: `P-GRAPH`, they differ in what is passed by value.
     """
-    library = native.load(_pick("native", None)[0].isa or native.BASELINE)
-    return StaticLaunch(library, launches, settings().threads if threads is None else threads, pool)
+    return StaticLaunch(_library(), launches, settings().threads if threads is None else threads, pool)
+
+
+def _library() -> native.Library:
+    return native.load(_pick("native", None)[0].isa or native.BASELINE)
 
 
 _Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]

@@ -152,13 +152,11 @@ class Outputs:
         out: bits of the launch's dtype [T, H, Dv].
         lse: binary32 bits [T, H], natural log, without the sink.
         lse_with_sink: binary32 bits [T, H], natural log, with the sink.
-        schedule: in which schedule it ran, where one was asked for and followed (`schedules.Ran`).
     """
 
     out: Words
     lse: U32
     lse_with_sink: U32
-    schedule: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ folders, and both are in `tracekit.__path__`; so every entry is searched.
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,16 @@ class Library:
     isa: str
     handle: ctypes.CDLL
 
-    def run(self, inputs: Inputs, threads: int = 1, schedule: Schedule | None = None) -> Outputs:
-        """Compute a launch on up to `threads` threads, in a schedule; neither changes a bit (S15)."""
-        if schedule is None:
-            return self._outputs(self.handle.tka1_run, inputs, threads)
+    def run(self, inputs: Inputs, threads: int = 1) -> Outputs:
+        """Compute a launch on up to `threads` threads; the number changes no bit (S15)."""
+        return self._outputs(self.handle.tka1_run, inputs, threads)
+
+    def run_as(self, inputs: Inputs, threads: int, schedule: Schedule) -> tuple[Outputs, str | None]:
+        """Compute a launch in a schedule, which changes no bit; say what ran, None where it is another one."""
         ran = Ran()
-        out = self._outputs(
-            self.handle.tka1_run_as, inputs, threads, ctypes.byref(schedule), ctypes.byref(ran)
-        )
-        return replace(out, schedule=str(ran) if ran.followed(schedule) else None)
+        more = ctypes.byref(schedule), ctypes.byref(ran)
+        out = self._outputs(self.handle.tka1_run_as, inputs, threads, *more)
+        return out, str(ran) if ran.followed(schedule) else None
 
     def guarded(self, inputs: Inputs, threads: int, fill: Fill) -> Outputs:
         """Compute a launch whose buffers lie between canaries, over a filled heap (`Guarded`).
