@@ -179,7 +179,7 @@ class Prover:
             calls = launched.get(layer, [])
             if calls or not entry.failed:
                 self._launch(entry, layer, calls)
-        if entry.failed:
+        if entry.failed and not entry.layers:  # a pass that names its layers has those, and moves no rows
             self.ledger = before
             self._gradients.failed(entry.step)
 
