@@ -176,10 +176,10 @@ BROKEN = [
 
 LIVE = {
     *("G-ROWS-GAP", "G-SHAPE", "G-NON-FINITE", "G-FLAG", "G-RETRY-SLOTS", "G-RETRY-BYTES", "G-BYTES"),
-    *("G-CONCURRENT", "G-TRACE-CALL"),
+    *("G-CONCURRENT", "G-TRACE-CALL", "G-BACKWARD-TWICE"),
     *("G-PLAN-FAMILIES", "G-PLAN-SHARED", "G-PLAN-WINDOW", "G-PLAN-ROWS", "G-PLAN-SINK", "G-PLAN-SCALE"),
 }
-"""Codes around a ledger, in test_gate, test_failures, engines/test_history and engines/test_joint_plan."""
+"""Codes around a ledger: test_gate, test_failures, test_owed; histories and joint plans in tests/engines."""
 
 
 def after(events):

@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.errors import TraceCorrupt
@@ -34,6 +34,7 @@ entries = st.sampled_from(sorted(KINDS)).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(entries, max_size=4).map(tuple))
 def test_every_entry_comes_back(history):
     assert parse_history(history_to_bytes(history)) == history
