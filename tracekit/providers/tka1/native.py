@@ -57,7 +57,7 @@ class Library:
         return self._outputs(self.handle.tka1_run, inputs, threads)
 
     def run_as(self, inputs: Inputs, threads: int, schedule: Schedule) -> tuple[Outputs, str | None]:
-        """Compute a launch in a schedule, which changes no bit; say what ran, None where it is another one."""
+        """Compute a launch in a schedule, which changes no bit; say what ran, None if it was another."""
         ran = Ran()
         more = ctypes.byref(schedule), ctypes.byref(ran)
         out = self._outputs(self.handle.tka1_run_as, inputs, threads, *more)
