@@ -5,7 +5,7 @@ import torch
 
 from tracekit.engines import tiny
 from tracekit.engines.driver import cache_argument, greedy
-from tracekit.engines.transformers_weights import Weights
+from tracekit.engines.transformers_proof import ProvenWeights
 from tracekit.gate.recorded import Legality, judge
 from tracekit.model.history import Unproven
 
@@ -106,14 +106,14 @@ def test_stored_buffers_are_weights_and_others_are_not():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     model.register_buffer("bias", torch.zeros(2))
     model.register_buffer("cache", torch.zeros(2), persistent=False)
-    weights = Weights(model, doubts.append)
+    weights = ProvenWeights(model, doubts.append)
     for step in range(2):
-        assert not weights.changed(model, step)
+        assert not weights.changed(step)
         model.cache.data.add_(1)
     weights.settle()
     assert doubts == []
     model.bias.data.add_(1)
-    assert not weights.changed(model, 2)
+    assert not weights.changed(2)
     weights.settle()
     assert len(doubts) == 1
 
@@ -121,9 +121,9 @@ def test_stored_buffers_are_weights_and_others_are_not():
 def test_weights_that_cannot_be_read_are_told_and_break_nothing():
     doubts = []
     model = torch.nn.Linear(2, 2, device="meta")
-    weights = Weights(model, doubts.append)
+    weights = ProvenWeights(model, doubts.append)
     for step in range(2):
-        weights.changed(model, step)
+        weights.changed(step)
     weights.settle()
     assert len(doubts) == 1
     assert "cannot be read" in doubts[0]
@@ -133,9 +133,9 @@ def test_weights_of_inference_mode_are_watched_by_their_bytes():
     doubts = []
     with torch.inference_mode():
         model = torch.nn.Linear(2, 2)
-        weights = Weights(model, doubts.append)
+        weights = ProvenWeights(model, doubts.append)
         for step in range(2):
-            assert not weights.changed(model, step)
+            assert not weights.changed(step)
             model.weight.add_(1)
         weights.settle()
     assert "steps 0 to 1" in doubts[0]

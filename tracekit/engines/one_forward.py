@@ -31,15 +31,18 @@ class OneForward:
             self.missed += 1
             return False
 
-    def leave(self) -> bool:
-        """Whether the forward that ends in this thread is the one that was recorded."""
+    def refused(self) -> bool:
+        """Whether the forward that ends in this thread was refused."""
         me = threading.get_ident()
         with self._lock:
-            if me in self._refused:
-                self._refused.discard(me)
-                return False
+            refused = me in self._refused
+            self._refused.discard(me)
+            return refused
+
+    def leave(self) -> None:
+        """The forward that is recorded has ended, and all of it is written down."""
+        with self._lock:
             self._owner = None
-            return True
 
     def elsewhere(self) -> bool:
         """Whether this thread is not that of the forward that is recorded, or its own one was refused."""

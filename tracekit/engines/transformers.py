@@ -19,10 +19,11 @@ from tracekit.engines.one_forward import OVERLAP, OneForward
 from tracekit.engines.patch import Entry, enter_all
 from tracekit.engines.transformers_call import capture_call, check_cache
 from tracekit.engines.transformers_common import EAGER, SDPA, Kernel, KernelCall
-from tracekit.engines.transformers_dispatch import Hook, wrap, wrap_tka1
+from tracekit.engines.transformers_dispatch import Hook, WeakHook, wrap, wrap_tka1
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
 from tracekit.engines.transformers_points import COMPILED, attention_modules, module_names, refuse_model
+from tracekit.engines.transformers_proof import ProvenWeights, settled_before_updates
 from tracekit.engines.transformers_step import (
     Forward,
     Sequences,
@@ -30,7 +31,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
-from tracekit.engines.transformers_weights import Weights, settled_before_updates
+from tracekit.engines.transformers_waiting import Waiting, waiting
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.history import Computed
@@ -72,7 +73,7 @@ class Recorder:
         self._modules = weakref.WeakKeyDictionary(modules)
         session.names.update({layer: name for name, layer in module_names(model, modules).items()})
         self._sequences = Sequences(session)
-        self._weights = Weights(model, session.history.doubt)
+        self._weights = ProvenWeights(model, session.history.doubt)
         self._signature = inspect.signature(type(model).forward)
         self._turn = OneForward()
         self._forward: Forward | None = None
@@ -87,6 +88,7 @@ class Recorder:
         self._sparse = frozenset(self._layers.values())
         self._watches: dict[int, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
+        self._waiting: list[Waiting] = []
         self._compiled = False
         self._closed = False
 
@@ -117,11 +119,13 @@ class Recorder:
         ]
         if self._modules:
             first = min(self._modules, key=lambda module: self._modules[module])
-            hook = Hook(self._before_attention)
+            hook = WeakHook(self._before_attention)
             hooks.append(partial(first.register_forward_pre_hook, hook, with_kwargs=True))
         for indexer in self._layers:
-            hooks.append(partial(indexer.register_forward_pre_hook, Hook(self._before_indexer)))
-            hooks.append(partial(indexer.register_forward_hook, Hook(self._after_indexer), always_call=True))
+            hooks.append(partial(indexer.register_forward_pre_hook, WeakHook(self._before_indexer)))
+            hooks.append(
+                partial(indexer.register_forward_hook, WeakHook(self._after_indexer), always_call=True)
+            )
         return hooks
 
     def before_forward(self, model: Any, args: Any, kwargs: Any) -> None:
@@ -131,6 +135,7 @@ class Recorder:
             return
         if not self._is_mine(model) or not self._turn.take():
             return
+        self._look_at_waiting()
         self._forward, self._refused = None, {}
         self._indexed.clear()
         expected = len(self._modules)
@@ -138,7 +143,7 @@ class Recorder:
             forward = read_forward(self._signature, (model, *args), kwargs, self._sequences)
             training = model.training and torch.is_grad_enabled()
             fresh = new_tokens(forward, self._session)
-            if self._weights.changed(model, self._session.current):
+            if self._weights.changed(self._session.current):
                 self._session.new_weights()
             held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
             self._session.begin(
@@ -156,14 +161,17 @@ class Recorder:
 
     def after_forward(self, model: Any, _: Any, result: Any) -> None:
         """End the step."""
-        if torch.compiler.is_compiling() or not self._is_mine(model) or not self._turn.leave():
+        if torch.compiler.is_compiling() or not self._is_mine(model) or self._turn.refused():
             return
-        self._forward = None
         try:
+            self._look_at_waiting()
+            self._forward = None
             self._session.end(failed=result is None)
             self._tell_missed()
         except Exception as error:
             self._session.interrupt(f"a hook failed: {error!r}")
+        finally:
+            self._turn.leave()
 
     def close(self) -> None:
         """The recording of the model ends, or the model does."""
@@ -258,28 +266,49 @@ class Recorder:
         """Whether a launch of the forward that runs is filtered out; it is counted then."""
         return self._forward is not None and self._session.passes(layer)
 
-    def look(self, kernel: Kernel, call: KernelCall) -> None:
-        """Record a call that has already run. Nothing that happens here reaches the engine."""
-        where = f"layer {call.module.layer_idx}"
+    def take(self, kernel: Kernel, call: KernelCall) -> None:
+        """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
         try:
-            if call.module.layer_idx in self._refused:
-                raise self._refused[call.module.layer_idx]
+            later = waiting(kernel, call, self._forward)
+        except Exception as error:
+            self._session.fail(error, f"layer {call.module.layer_idx}")
+            return
+        if later is None:
+            self._look(kernel, call)
+        else:
+            self._waiting.append(later)
+
+    def _look_at_waiting(self) -> None:
+        """Record what waited for the end of its forward."""
+        launches, self._waiting = self._waiting, []
+        for later in launches:
+            try:
+                self._look(later.kernel, later.checked())
+            except Unsupported as written:
+                self._session.fail(written, f"layer {later.call.module.layer_idx}")
+
+    def _look(self, kernel: Kernel, call: KernelCall) -> None:
+        """Record a call now."""
+        layer = call.module.layer_idx
+        try:
+            if layer in self._refused:
+                raise self._refused[layer]
             if self._forward is None:
                 raise Unsupported(
                     "its forward could not be read (see above), or it ran outside the model's forward.",
                     rule="T-FORWARD",
                 )
-            if not self._session.wants(call.module.layer_idx):
+            if not self._session.wants(layer):
                 self._session.skip()
                 return
             if not self._forward.placed:
                 raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
             self._session.capture(capture_call(kernel, call, self._forward, self._session.arena))
-            if call.module.layer_idx in self._sparse and call.module.layer_idx not in self._indexed:
+            if layer in self._sparse and layer not in self._indexed:
                 missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
-                self._session.fail(missing, where, fired=False)
+                self._session.fail(missing, f"layer {layer}", fired=False)
         except Exception as error:
-            self._session.fail(error, where)
+            self._session.fail(error, f"layer {layer}")
 
 
 def _close(reference: "weakref.ref[Recorder]") -> None:

@@ -22,8 +22,8 @@ class Looker(Protocol):
         """Whether a launch of the forward that runs is filtered out; it is counted then."""
         ...
 
-    def look(self, kernel: Kernel, call: KernelCall) -> None:
-        """Record a call that has already run. Nothing that happens here reaches the engine."""
+    def take(self, kernel: Kernel, call: KernelCall) -> None:
+        """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
         ...
 
 
@@ -40,7 +40,7 @@ def wrap(recorder: Looker, kernel: Kernel, original: Attention | None) -> Attent
         if recorder is None or layer is None or recorder.passes(layer):
             return function(module, query, key, value, attention_mask, **kwargs)
         result = function(module, query, key, value, attention_mask, **kwargs)
-        recorder.look(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
+        recorder.take(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
         return result
 
     return recorded
@@ -58,7 +58,7 @@ def wrap_tka1(recorder: Looker, original: Attention) -> Attention:
             return original(module, query, key, value, attention_mask, **kwargs)
         # The same computation; transformers has no place for the LSE, a trace has.
         out, lse = transformers_backend.attend(module, query, key, value, attention_mask, **kwargs)
-        recorder.look(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
+        recorder.take(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
         return out, None
 
     return recorded
@@ -83,6 +83,21 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _get_nothing, ()
+
+
+class WeakHook(Hook):
+    """A hook that does not hold its recorder, for the modules that the recorder holds."""
+
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._reference = weakref.WeakMethod(method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Call the method, where the model is not being compiled."""
+        if torch.compiler.is_compiling():
+            return
+        method = self._reference()
+        if method is not None:
+            method(*args, **kwargs)
 
 
 def nothing(*_: Any, **__: Any) -> None:
