@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tracekit.errors import Unsupported
 from tracekit.model import Array, AttentionCall, ExecutedIdentity, KVFamily, Lists, Ranges, Selection
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Provider, Tensors
 from tracekit.providers.oracle import Oracle
@@ -21,8 +22,8 @@ class Correct:
         self._tka1, self._oracle = create("tka1"), Oracle()
 
     def capabilities(self) -> Capabilities:
-        """What the oracle takes, which is more."""
-        return self._oracle.capabilities()
+        """What the oracle takes, which is more; only TKA-1 splits its launches, and trains."""
+        return replace(self._oracle.capabilities(), splits=True, grad=True)
 
     def advertised(self) -> frozenset[ClaimId]:
         """Promises are made by the kernels themselves."""
@@ -39,6 +40,10 @@ class Correct:
     def run(self, launch: Launch) -> Answer:
         """Run a launch by the first of the two that takes all of its calls."""
         takes = not any(self._tka1.refuses(call) for call in launch.calls)
+        if not takes and (launch.execution.split is not None or launch.execution.grad):
+            raise Unsupported(
+                "TKA-1 does not take the call, and the oracle has no ranks and no backward.", rule="P-REFUSED"
+            )
         return (self._tka1 if takes else self._oracle).run(launch)
 
 
