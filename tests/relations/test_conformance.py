@@ -100,3 +100,7 @@ class TestAfter(RelationSuite):
 
 class TestControl(RelationSuite):
     relation = relation("control")
+
+
+class TestHostGraph(RelationSuite):
+    relation = relation("host-graph")

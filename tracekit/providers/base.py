@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, Gradients, KVFamily
+from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.mode import FloatMode
 from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.split import Split
@@ -32,6 +33,7 @@ class Capabilities:
         fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
         splits: whether it can be asked to work as the ranks of a parallel job (`Split`).
         grad: whether it can run as in training, and give gradients where a call carries dO.
+        graphs: where its launches can be captured; it is `Capturable` then (`providers/graphs/base.py`).
     """
 
     dtypes: frozenset[DType]
@@ -50,6 +52,7 @@ class Capabilities:
     fills: bool = False
     splits: bool = False
     grad: bool = False
+    graphs: frozenset[GraphKind] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Execution:
         split: the ranks that share the launch; None runs it in one. Asked where the capabilities say so.
         grad: run as in training: what a backward needs is kept, and where a call carries dO (`grads.d_out`)
             the backward runs too. Asked where the capabilities say so.
+        graph: capture the launch with the inputs of its first call, and replay it for each of its calls;
+            None launches them eagerly. `perform` does it. The calls have equally many rows.
     """
 
     threads: int = 0
@@ -71,6 +76,7 @@ class Execution:
     mode: FloatMode | None = None
     split: Split | None = None
     grad: bool = False
+    graph: GraphKind | None = None
 
 
 @dataclass(frozen=True, eq=False)

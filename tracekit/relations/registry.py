@@ -31,6 +31,8 @@ BUILTIN: Mapping[ClaimId, str] = {
     "backward": "tracekit.relations.backward:BackwardOrder",
     "slack": "tracekit.relations.slack:Slack",
     "after": "tracekit.relations.after:After",
+    "host-graph": "tracekit.relations.host_graph:HostGraph",
+    "graph": "tracekit.relations.graph:DeviceGraph",
     "control": "tracekit.relations.control:Control",
 }
 """Claim id -> `module:class`, in the order of reports."""

@@ -11,7 +11,7 @@ from tracekit.controls.base import Correct
 from tracekit.model import AttentionCall, Origin, Output
 from tracekit.providers.base import Provider
 from tracekit.providers.perform import perform
-from tracekit.relations.base import Expectation, Relation, Variant, base_of, on_kernel
+from tracekit.relations.base import Expectation, Relation, Variant, base_of, on_kernel, subject_of
 from tracekit.replayer.gradients import compare_gradients
 from tracekit.replayer.messages import Answered, gather
 from tracekit.replayer.session import compare_answer
@@ -48,8 +48,8 @@ class RelationSuite:
         return Correct()
 
     def applicable(self) -> list[AttentionCall]:
-        """Return the calls that the relation applies to."""
-        return [call for call in self.calls() if self.bound.applies(call) is None]
+        """Return the calls that the relation applies to, as it judges them."""
+        return [subject_of(self.bound, call) for call in self.calls() if self.bound.applies(call) is None]
 
     def test_it_says_what_it_is(self) -> None:
         assert self.bound.id

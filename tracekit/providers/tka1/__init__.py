@@ -1,18 +1,21 @@
 """TKA-1, the portable attention kernel: one definition (docs/tka1.md), several forms, the same bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.env import settings
+from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_backward, numpy_form
 from tracekit.providers.tka1.gradients import Backward, FamilyGradients, Gradients, sum_of_sinks
-from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.numpy_backward import merge_sums
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
+from tracekit.providers.tka1.static import StaticLaunch
 
 __all__ = [
+    "DTYPES",
     "LEAF",
     "SPEC",
     "Backward",
@@ -34,6 +37,7 @@ __all__ = [
     "merge_sums",
     "partials",
     "serving",
+    "static",
     "sum_of_sinks",
     "training",
     "within",
@@ -150,6 +154,17 @@ def backward(
     if served.isa is None:
         return numpy_backward.run(launch, count)
     return native.load(served.isa).backward(launch, count)
+
+
+def static(launches: Sequence[Inputs], threads: int | None, pool: HostPool) -> StaticLaunch:
+    """Return one launch of the best build over buffers with room for several launches (graphs/base.py).
+
+    Raises:
+        Unavailable: `K-NO-LIBRARY`, no build runs here.
+        Unsupported: `P-GRAPH`, they differ in what is passed by value.
+    """
+    library = native.load(_pick("native", None)[0].isa or native.BASELINE)
+    return StaticLaunch(library, launches, settings().threads if threads is None else threads, pool)
 
 
 _Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]
