@@ -13,7 +13,16 @@ import numpy.typing as npt
 
 from tools.portability import ptx
 from tracekit.providers.tka1 import Inputs, Outputs, Partials
-from tracekit.providers.tka1.abi import THREADS, Blocks, GpuArgs, blocks, gpu_arguments
+from tracekit.providers.tka1.abi import (
+    THREADS,
+    Blocks,
+    GpuArgs,
+    blocks,
+    gpu_arguments,
+    gpu_grad_arguments,
+    grad_blocks,
+)
+from tracekit.providers.tka1.gradients import Backward, Gradients, room
 from tracekit.providers.tka1.inputs import DTYPES
 
 HERE = Path(__file__).parent
@@ -51,6 +60,21 @@ class HostBody:
         self._handle.tk_block_run(ctypes.byref(args), order)
         return out, part
 
+    def backward(self, backward: Backward, order: int = 0) -> Gradients:
+        """Compute gradients; the order as above."""
+        keep: list[npt.NDArray[Any]] = []
+
+        def place(array: npt.NDArray[Any]) -> int:
+            keep.append(array)
+            return array.ctypes.data
+
+        rows = self.run(backward.inputs)[1] if backward.rows is None else backward.rows
+        cut, grads = grad_blocks(backward), room(backward)
+        args, between = gpu_grad_arguments(backward, rows, cut, place, grads)
+        keep.extend(between)
+        self._handle.tk_block_backward(ctypes.byref(args), len(cut.items), order)
+        return grads
+
 
 def nvcc() -> str | None:
     """The CUDA compiler, if there is one."""
@@ -78,6 +102,18 @@ class PtxBody:
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
         self.counts: Counter[str] = Counter()
+
+    def backward(self, backward: Backward, rows: Partials) -> Gradients:
+        """Compute gradients from the rows before S10."""
+        cut, grads, memory = grad_blocks(backward), room(backward), ptx.Memory()
+        args, between = gpu_grad_arguments(backward, rows, cut, memory.place, grads)
+        memory.load()
+        text = self.texts[DTYPES.index(backward.inputs.dtype)]
+        for name, grid in cut.grids:
+            self.counts.update(ptx.launch(ptx.parse(text, name), grid, THREADS, bytes(args), memory))
+        memory.store()
+        del between
+        return grads
 
     def run(self, inputs: Inputs, order: int = 0) -> tuple[Outputs, Partials]:
         """Compute a launch; there is one order."""

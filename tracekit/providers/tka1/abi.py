@@ -226,6 +226,108 @@ def gpu_arguments(
     return args, room
 
 
+GRAD_KEYS = 8
+"""TK_GRAD_KEYS: rows of KV of a block of the backward."""
+
+_END_BYTES = 28
+"""Size of a `tk_end` of kernels/tk_row.h."""
+
+
+class GpuGradArgs(ctypes.Structure):
+    """`tk_gpu_grad_args` of kernels/tk_grad_block.h."""
+
+    _fields_ = (
+        ("g", GradArgs),
+        *((n, ctypes.c_void_p) for n in ("end", "delta", "lines", "first", "items", "nodes")),
+        *((n, ctypes.c_int32) for n in ("depth", "width", "stride", "group")),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class GradBlocks:
+    """How a backward is cut into blocks.
+
+    Args:
+        lines: int32 [T * group, 2], (query row, head in its group) of each request, by position.
+        first: int32 [requests + 1], where a request begins in them.
+        items: int64 [n, 2], (family and request as two int32, first key) of each block of keys.
+        stride: D + Dv, to a multiple of the threads of a block.
+        depth: unfinished nodes of a sum, at most.
+        grids: the kernels in order, with their grids.
+    """
+
+    lines: npt.NDArray[np.int32]
+    first: npt.NDArray[np.int32]
+    items: npt.NDArray[np.int64]
+    stride: int
+    depth: int
+    grids: tuple[tuple[str, tuple[int, int, int]], ...]
+
+
+def grad_blocks(backward: Backward) -> GradBlocks:
+    """Cut a backward."""
+    inputs = backward.inputs
+    rows, heads, dim = inputs.q.shape
+    group, requests = heads // inputs.kv_heads, len(inputs.families[0].keys)
+    order = np.lexsort((backward.positions, inputs.request))
+    lines = np.stack([np.repeat(order, group), np.tile(np.arange(group), rows)], 1).astype(np.int32)
+    counts = np.bincount(inputs.request, minlength=requests) * group
+    items = [
+        ((np.int64(r) << 32) | number, key)
+        for number, family in enumerate(inputs.families)
+        for r, keys in enumerate(family.keys)
+        for key in range(0, len(keys), GRAD_KEYS)
+    ]
+    leaves = [int(backward.positions.max(initial=0)) // LEAF]
+    leaves += [
+        (first + len(k)) // LEAF for f in inputs.families for k, first in zip(f.keys, f.first, strict=True)
+    ]
+    sinks = () if inputs.sink is None else (("tk_grad_sinks", (requests, 1, 1)),)
+    return GradBlocks(
+        lines,
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        np.array(items, np.int64).reshape(-1, 2),
+        -(-(dim + inputs.value_dim) // THREADS) * THREADS,
+        max(leaves).bit_length() + 3,  # one a level, the families, and the one that is made
+        (
+            ("tk_grad_rows", (rows, -(-heads // THREADS), 1)),
+            ("tk_grad_queries", (rows, inputs.kv_heads, group)),
+            ("tk_grad_keys", (len(items), inputs.kv_heads, 1)),
+            *sinks,
+        ),
+    )
+
+
+def gpu_grad_arguments(
+    backward: Backward, rows: Partials, cut: GradBlocks, place: Place, results: Gradients
+) -> tuple[GpuGradArgs, tuple[npt.NDArray[Any], ...]]:
+    """Return the arguments of the kernels of a backward and the arrays that they write between them."""
+    inputs = backward.inputs
+    count, heads, _ = inputs.q.shape
+    width = max(GRAD_KEYS * cut.stride, heads)
+    blocks_of = max(count * heads, len(cut.items) * inputs.kv_heads, len(cut.first) - 1, 1)
+    room = (
+        np.zeros((max(count * heads, 1), _END_BYTES), np.uint8),
+        np.zeros(max(count * heads, 1), np.float32),
+        np.zeros((blocks_of, cut.depth, width), np.float32),
+    )
+    end, delta, nodes = map(place, room)
+    args = GpuGradArgs(
+        g=grad_arguments(backward, rows, results, place),
+        end=end,
+        delta=delta,
+        lines=place(cut.lines),
+        first=place(cut.first),
+        items=place(cut.items),
+        nodes=nodes,
+        depth=cut.depth,
+        width=width,
+        stride=cut.stride,
+        group=heads // inputs.kv_heads,
+    )
+    return args, room
+
+
 def _runs(selection: Ranges | Lists) -> tuple[int, int]:
     """(first, count) of the runs that hold every key that some row sees."""
     if isinstance(selection, Lists):
