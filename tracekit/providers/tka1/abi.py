@@ -1,7 +1,7 @@
 """The arguments of a launch as kernels/tk_args.h and kernels/tk_block.h lay them out, host and device."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import Unsupported
-from tracekit.providers.tka1.gradients import Backward, Gradients
-from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Partials, Ranges
+from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
 Place = Callable[[npt.NDArray[Any]], int]
 """Says at which address an array lies for whoever runs the launch, and keeps it there until that is over."""
@@ -68,54 +67,16 @@ def _family(family: FamilyInput, place: Place) -> Family:
     return Family(requests=requests, lo=place(selection.lo), hi=place(selection.hi))
 
 
-# ---- the backward
-
-
-class _GradRows(ctypes.Structure):
-    """`tk_grad_rows` of kernels/tk_grad.h."""
-
-    _fields_ = (("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("count", ctypes.c_int64))
-
-
-class GradArgs(ctypes.Structure):
-    """`tk_grad_args` of kernels/tk_grad.h."""
-
-    _fields_ = (
-        ("a", Args),
-        *((n, ctypes.c_void_p) for n in ("d_out", "positions", "d_q", "d_sink")),
-        ("rows", ctypes.c_void_p * 2),
-        *((n, ctypes.c_int32) for n in ("requests", "d_type")),
-        ("last", ctypes.c_float),
+def answer(inputs: Inputs) -> tuple[Outputs, Partials, dict[str, npt.NDArray[Any]]]:
+    """Return empty outputs and partials of a launch, and the same arrays by the names of its arguments."""
+    rows, heads, _ = inputs.q.shape
+    wide, flat = (rows, heads, inputs.value_dim), (rows, heads)
+    out = Outputs(
+        np.zeros(wide, inputs.dtype.container), np.zeros(flat, np.uint32), np.zeros(flat, np.uint32)
     )
-
-
-def grad_arguments(backward: Backward, rows: Partials, results: Gradients, place: Place) -> GradArgs:
-    """Return the arguments of a backward; `rows` are those before S10 and `results` its outputs."""
-    inputs = backward.inputs
-    before = {"acc": rows.acc, "l": rows.l, "m": rows.m}
-    tables = [
-        place(
-            np.array(
-                [
-                    (place(k), 0 if v is k else place(v), len(k))
-                    for k, v in zip(family.keys, family.values, strict=True)
-                ],
-                np.int64,
-            )
-        )
-        for family in results.families
-    ]
-    return GradArgs(
-        a=arguments(inputs, place, before),
-        d_out=place(backward.d_out),
-        positions=place(backward.positions),
-        d_q=place(results.d_q),
-        d_sink=None if results.d_sink is None else place(results.d_sink),
-        rows=(ctypes.c_void_p * 2)(*tables),
-        requests=len(inputs.families[0].keys),
-        d_type=DTYPES.index(backward.dtype),
-        last=-0.0 if backward.unfinished else 0.0,
-    )
+    part = Partials(np.zeros(wide, np.uint32), np.zeros(flat, np.uint32), np.zeros(flat, np.int32))
+    names = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
+    return out, part, names | {"acc": part.acc, "l": part.l, "m": part.m}
 
 
 # ---- on a device: blocks, and the partials between its two kernels
@@ -168,12 +129,22 @@ class Blocks:
         """Runs of all families."""
         return sum(self.count)
 
+    @property
+    def kernels(self) -> tuple[tuple[str, tuple[int, int, int]], ...]:
+        """The kernels of the launch in order, with their grids; one without blocks is left out."""
+        both = ((self.kernel, self.run_grid), ("tk_merge", self.merge_grid))
+        return tuple((name, grid) for name, grid in both if min(grid) > 0)
 
-def blocks(inputs: Inputs) -> Blocks:
+
+def blocks(inputs: Inputs, *more: Inputs) -> Blocks:
     """Cut a launch.
 
+    Args:
+        inputs: the launch.
+        more: launches of the same shape that are cut in the same way: the runs then hold the keys of all.
+
     Raises:
-        Unsupported: `K-VALUE-DIM` for a Dv above 512.
+        Unsupported: `K-VALUE-DIM` for a Dv above 512, `K-GRID` for more blocks than a grid takes.
     """
     fitting = [(name, heads) for width, name, heads in _KERNELS if inputs.value_dim <= width]
     if not fitting:
@@ -183,35 +154,45 @@ def blocks(inputs: Inputs) -> Blocks:
             rule="K-VALUE-DIM",
         )
     name, heads = fitting[0]
-    spans = [_runs(f.selection) for f in inputs.families] + [(0, 0)] * (2 - len(inputs.families))
+    spans = [
+        _runs([one.families[f].selection for one in (inputs, *more)]) for f in range(len(inputs.families))
+    ]
+    spans += [(0, 0)] * (2 - len(spans))
     first, count = (spans[0][0], spans[1][0]), (spans[0][1], spans[1][1])
     rows, all_heads, _ = inputs.q.shape
     parts = -(-(all_heads // inputs.kv_heads) // heads)
-    return Blocks(
-        name,
-        heads,
-        first,
-        count,
-        (rows, inputs.kv_heads * parts, sum(count)),
-        (rows, all_heads, 1),
-    )
+    run_grid = (rows, inputs.kv_heads * parts, sum(count))
+    if max(*run_grid[1:], all_heads) > _MOST:
+        raise Unsupported(
+            f"the launch needs {run_grid[1]} x {run_grid[2]} blocks a row; a grid takes up to {_MOST} "
+            "of either. Cut the launch, or use `tka1` on the CPU.",
+            rule="K-GRID",
+        )
+    return Blocks(name, heads, first, count, run_grid, (rows, all_heads, 1))
+
+
+_MOST = 65535
+"""Blocks in the second and third dimension of a grid, of CUDA and of HIP."""
+
+Room = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+
+
+def workspace(inputs: Inputs, cut: Blocks) -> Room:
+    """Return arrays for the partials between the two kernels; a device only needs to have as much memory."""
+    rows, heads, _ = inputs.q.shape
+    shape = (rows, max(cut.runs, 1), heads)
+    wide = np.zeros((*shape, inputs.value_dim), np.float32)
+    return wide, np.zeros(shape, np.float32), np.zeros(shape, np.int32)
 
 
 def gpu_arguments(
-    inputs: Inputs, cut: Blocks, place: Place, results: Mapping[str, npt.NDArray[Any]]
-) -> tuple[GpuArgs, tuple[npt.NDArray[Any], ...]]:
-    """Return the arguments of both kernels and the arrays of the partials between them."""
-    rows, heads, _ = inputs.q.shape
-    shape = (rows, max(cut.runs, 1), heads)
-    room = (
-        np.zeros((*shape, inputs.value_dim), np.float32),
-        np.zeros(shape, np.float32),
-        np.zeros(shape, np.int32),
-    )
+    inputs: Inputs, cut: Blocks, place: Place, results: Mapping[str, npt.NDArray[Any]], room: Room
+) -> GpuArgs:
+    """Return the arguments of both kernels; `room` is the workspace."""
     acc, l, m = map(place, room)  # noqa: E741 - the name in the specification
     pair = ctypes.c_int32 * 2
     parts = cut.run_grid[1] // inputs.kv_heads
-    args = GpuArgs(
+    return GpuArgs(
         a=arguments(inputs, place, results),
         acc=acc,
         l=l,
@@ -219,123 +200,28 @@ def gpu_arguments(
         first=pair(*cut.first),
         count=pair(*cut.count),
         runs=cut.runs,
-        group=heads // inputs.kv_heads,
+        group=inputs.q.shape[1] // inputs.kv_heads,
         parts=parts,
         parts_inverse=-(-(2**32) // parts),
     )
-    return args, room
 
 
-GRAD_KEYS = 8
-"""TK_GRAD_KEYS: rows of KV of a block of the backward."""
-
-_END_BYTES = 28
-"""Size of a `tk_end` of kernels/tk_row.h."""
-
-
-class GpuGradArgs(ctypes.Structure):
-    """`tk_gpu_grad_args` of kernels/tk_grad_block.h."""
-
-    _fields_ = (
-        ("g", GradArgs),
-        *((n, ctypes.c_void_p) for n in ("end", "delta", "lines", "first", "items", "nodes")),
-        *((n, ctypes.c_int32) for n in ("depth", "width", "stride", "group")),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class GradBlocks:
-    """How a backward is cut into blocks.
-
-    Args:
-        lines: int32 [T * group, 2], (query row, head in its group) of each request, by position.
-        first: int32 [requests + 1], where a request begins in them.
-        items: int64 [n, 2], (family and request as two int32, first key) of each block of keys.
-        stride: D + Dv, to a multiple of the threads of a block.
-        depth: unfinished nodes of a sum, at most.
-        grids: the kernels in order, with their grids.
-    """
-
-    lines: npt.NDArray[np.int32]
-    first: npt.NDArray[np.int32]
-    items: npt.NDArray[np.int64]
-    stride: int
-    depth: int
-    grids: tuple[tuple[str, tuple[int, int, int]], ...]
-
-
-def grad_blocks(backward: Backward) -> GradBlocks:
-    """Cut a backward."""
-    inputs = backward.inputs
-    rows, heads, dim = inputs.q.shape
-    group, requests = heads // inputs.kv_heads, len(inputs.families[0].keys)
-    order = np.lexsort((backward.positions, inputs.request))
-    lines = np.stack([np.repeat(order, group), np.tile(np.arange(group), rows)], 1).astype(np.int32)
-    counts = np.bincount(inputs.request, minlength=requests) * group
-    items = [
-        ((np.int64(r) << 32) | number, key)
-        for number, family in enumerate(inputs.families)
-        for r, keys in enumerate(family.keys)
-        for key in range(0, len(keys), GRAD_KEYS)
-    ]
-    leaves = [int(backward.positions.max(initial=0)) // LEAF]
-    leaves += [
-        (first + len(k)) // LEAF for f in inputs.families for k, first in zip(f.keys, f.first, strict=True)
-    ]
-    sinks = () if inputs.sink is None else (("tk_grad_sinks", (requests, 1, 1)),)
-    return GradBlocks(
-        lines,
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        np.array(items, np.int64).reshape(-1, 2),
-        -(-(dim + inputs.value_dim) // THREADS) * THREADS,
-        max(leaves).bit_length() + 3,  # one a level, the families, and the one that is made
-        (
-            ("tk_grad_rows", (rows, -(-heads // THREADS), 1)),
-            ("tk_grad_queries", (rows, inputs.kv_heads, group)),
-            ("tk_grad_keys", (len(items), inputs.kv_heads, 1)),
-            *sinks,
-        ),
-    )
-
-
-def gpu_grad_arguments(
-    backward: Backward, rows: Partials, cut: GradBlocks, place: Place, results: Gradients
-) -> tuple[GpuGradArgs, tuple[npt.NDArray[Any], ...]]:
-    """Return the arguments of the kernels of a backward and the arrays that they write between them."""
-    inputs = backward.inputs
-    count, heads, _ = inputs.q.shape
-    width = max(GRAD_KEYS * cut.stride, heads)
-    blocks_of = max(count * heads, len(cut.items) * inputs.kv_heads, len(cut.first) - 1, 1)
-    room = (
-        np.zeros((max(count * heads, 1), _END_BYTES), np.uint8),
-        np.zeros(max(count * heads, 1), np.float32),
-        np.zeros((blocks_of, cut.depth, width), np.float32),
-    )
-    end, delta, nodes = map(place, room)
-    args = GpuGradArgs(
-        g=grad_arguments(backward, rows, results, place),
-        end=end,
-        delta=delta,
-        lines=place(cut.lines),
-        first=place(cut.first),
-        items=place(cut.items),
-        nodes=nodes,
-        depth=cut.depth,
-        width=width,
-        stride=cut.stride,
-        group=heads // inputs.kv_heads,
-    )
-    return args, room
-
-
-def _runs(selection: Ranges | Lists) -> tuple[int, int]:
+def _runs(selections: Sequence[Ranges | Lists]) -> tuple[int, int]:
     """(first, count) of the runs that hold every key that some row sees."""
-    if isinstance(selection, Lists):
-        low, high = (int(selection.ids.min()), int(selection.ids.max()) + 1) if selection.ids.size else (0, 0)
-    else:
-        seen = selection.lo < selection.hi
-        low = int(selection.lo[seen].min()) if seen.any() else 0
-        high = int(selection.hi[seen].max()) if seen.any() else 0
+    spans = [span for span in map(_span, selections) if span[0] < span[1]]
+    if not spans:
+        return 0, 0
     size = LEAF << RUN_LEVEL
-    first = low // size
-    return (first, -(-high // size) - first) if low < high else (0, 0)
+    first = min(low for low, _ in spans) // size
+    return first, -(-max(high for _, high in spans) // size) - first
+
+
+def _span(selection: Ranges | Lists) -> tuple[int, int]:
+    """[low, high) of the row ids that some row sees."""
+    if isinstance(selection, Lists):
+        ids = selection.ids
+        return (int(ids.min()), int(ids.max()) + 1) if ids.size else (0, 0)
+    seen = selection.lo < selection.hi
+    if not seen.any():
+        return 0, 0
+    return int(selection.lo[seen].min()), int(selection.hi[seen].max())

@@ -21,7 +21,8 @@ from tracekit.providers.graphs.host import launch
 from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
-from tracekit.providers.tka1.abi import Args, GradArgs, arguments, grad_arguments
+from tracekit.providers.tka1.abi import Args, arguments
+from tracekit.providers.tka1.abi_backward import GradArgs, grad_arguments
 from tracekit.providers.tka1.gradients import Backward, Gradients, room
 from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
 
@@ -218,7 +219,7 @@ def load(isa: str) -> Library:
 def load_file(path: Path, isa: str) -> Library:
     """Open one library file and test it; errors as `load`."""
     library = Library(path, isa, _open(path))
-    selftest.check(library.run, library.partials, library.backward, str(path))
+    selftest.check(library.run, library.partials, str(path), backward=library.backward)
     return library
 
 
