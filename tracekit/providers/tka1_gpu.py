@@ -113,11 +113,12 @@ class Tka1Cuda(Tka1):
 
     def capabilities(self) -> Capabilities:
         """As `tka1`; its launches can be captured on the device. Ranks and gradients are those of the CPU."""
-        return replace(super().capabilities(), graphs=frozenset({GraphKind.DEVICE}), splits=False, grad=False)
+        graphs = frozenset({GraphKind.DEVICE})
+        return replace(super().capabilities(), graphs=graphs, schedules=(), splits=False, grad=False)
 
     def advertised(self) -> frozenset[ClaimId]:
-        """As `tka1`, with `graph`; threads and frozen calls are those of a host."""
-        return super().advertised() - {"threads", "host-graph", *_OF_THE_CPU} | {"after", "graph"}
+        """As `tka1`, with `graph`; threads, schedules and frozen calls are those of a host."""
+        return super().advertised() - {"threads", "schedule", "host-graph", *_OF_THE_CPU} | {"after", "graph"}
 
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""
@@ -136,8 +137,9 @@ class Tka1Cuda(Tka1):
                 raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         return Resident(self.device().launch(list(map(inputs, calls))), self)
 
-    def _attend(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
-        return tensors(self.device().run(inputs(call), fill)[0], call.dtype)
+    def _attend(self, call: AttentionCall, execution: Execution) -> tuple[Tensors, str | None]:
+        fill = None if execution.placement is None else execution.placement.fill
+        return tensors(self.device().run(inputs(call), fill)[0], call.dtype), None
 
 
 class Tka1Hip(Tka1Cuda):
