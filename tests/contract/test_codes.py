@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -248,3 +249,10 @@ def test_without_any_readback_there_is_a_verdict_all_the_same() -> None:
 
 def test_leaves_of_the_builder_are_the_plan() -> None:
     assert execution(((0, 256),)).boundaries == leaves(((0, 256),)) == ((0, 128), (128, 256))
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "binding.md").read_text()
+
+    for code, (tier, rule) in CODES.items():
+        assert f"| `{code}` | {tier} | {rule} |" in text

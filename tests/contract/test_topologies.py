@@ -1,6 +1,7 @@
 """The two policies of topology, and plans of owners with several blocks."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from tracekit.contract import (
 from tracekit.contract.topology import Range, tiles
 from tracekit.errors import BindingInvalid
 
+PAST = ((0, 128), (128, 256), (256, 384))
 WHOLE: dict[int, tuple[Range, ...]] = {0: ((0, LENGTH),)}
 
 
@@ -107,12 +109,12 @@ def test_an_empty_rank_is_a_rank() -> None:
         ("comes twice", lambda entries: (*entries, entries[0])),
         ("is no place", lambda entries: (*entries, _moved(entries[0], owner_cp_rank=2))),
         ("misses keys", lambda entries: (_cut(entries[0], ((0, 128),)), *entries[1:])),
-        ("not its owner's", lambda entries: (_cut(entries[0], ((0, 128), (128, 256), (256, 384))), *entries[1:])),
+        ("not its owner's", lambda entries: (_cut(entries[0], PAST), *entries[1:])),
         ("ran another acc_dtype", lambda entries: (_other(entries[0]), *entries[1:])),
         ("nobody observed", lambda entries: (_unseen(entries[0]), *entries[1:])),
         ("ranks disagree", lambda entries: (_owner(entries[0], ((0, 128),)), *entries[1:])),
     ],
-)  # fmt: skip
+)
 def test_a_plan_set_that_is_none(words: str, change: object) -> None:
     sound = plan_set()
 
@@ -173,7 +175,7 @@ def test_the_last_split_of_a_sequence_may_be_short() -> None:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.randoms())
 def test_ranges_tile_what_they_were_cut_from_and_nothing_else(sizes: list[int], random: object) -> None:
     edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
-    ranges = list(zip(edges, edges[1:], strict=False))
+    ranges = list(pairwise(edges))
     random.shuffle(ranges)  # type: ignore[attr-defined]
 
     assert tiles(ranges, edges[-1])

@@ -18,7 +18,7 @@ from tracekit.contract.wire import dump
 
 
 def launch(
-    job: Job, role: Role, folder: Path, *, processes: int | None = None, kill: int | None = None
+    job: Job, role: Role, folder: Path, *, requested_cp: int | None = None, kill: int | None = None
 ) -> list[int]:
     """Run one side of a job and leave a run folder.
 
@@ -26,18 +26,20 @@ def launch(
         job: the work.
         role: which side.
         folder: the run folder, made here.
-        processes: how many to start; those that the job asks for unless something is to be shown.
+        requested_cp: the context-parallel size that was asked for, where it is not the one that runs.
         kill: a rank that dies in the middle, to show what is left then.
 
     Returns:
         The exit code of each process.
     """
-    write_head(folder, RunHead(RUN_SCHEMA, role, job.tp, job.cp), dump(job.identity()))
-    world = job.tp * job.cp if processes is None else processes
+    asked = job.cp if requested_cp is None else requested_cp
+    write_head(folder, RunHead(RUN_SCHEMA, role, job.tp, asked), dump(job.identity()))
+    world = job.tp * job.cp
     with tempfile.TemporaryDirectory() as shards:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tools.binding.rank"])  # torch is loaded once, before any thread is
         ranks = [
-            context.Process(target=_one, args=(rank, world, job, role, folder, Path(shards), kill))
+            context.Process(target=_one, args=(rank, world, job, role, folder, Path(shards), asked, kill))
             for rank in range(world)
         ]
         for rank in ranks:
@@ -48,7 +50,7 @@ def launch(
     return codes
 
 
-def _wait(ranks: list[multiprocessing.context.SpawnProcess]) -> list[int]:
+def _wait(ranks: list[multiprocessing.context.ForkServerProcess]) -> list[int]:
     """Wait for all; the peers of one that died are stopped, for they would wait for it in vain."""
     alive = list(ranks)
     while alive:
@@ -63,7 +65,9 @@ def _wait(ranks: list[multiprocessing.context.SpawnProcess]) -> list[int]:
     return [rank.exitcode or 0 for rank in ranks]
 
 
-def _one(rank: int, world: int, job: Job, role: Role, folder: Path, shards: Path, kill: int | None) -> None:
+def _one(
+    rank: int, world: int, job: Job, role: Role, folder: Path, shards: Path, asked: int, kill: int | None
+) -> None:
     """What one process does."""
     torch.set_num_threads(1)
     os.environ["TRACEKIT_THREADS"] = "1"
@@ -75,6 +79,6 @@ def _one(rank: int, world: int, job: Job, role: Role, folder: Path, shards: Path
             world_size=world,
             timeout=timedelta(minutes=2),
         )
-    run(job, role, folder, shards, dies=rank == kill)
+    run(job, role, folder, shards, asked, dies=rank == kill)
     if world > 1:
         dist.destroy_process_group()

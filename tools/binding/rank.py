@@ -137,7 +137,7 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
             tp_rank=world.tp_rank,
             tp_world_size=world.tp_size,
             cp_rank=world.cp_rank,
-            cp_world_size=requested_cp,
+            cp_world_size=world.cp_size,
             global_q_heads=q_heads * world.tp_size,
             global_kv_heads=kv_heads * world.tp_size,
             local_q_head_start=world.tp_rank * q_heads,
@@ -195,7 +195,7 @@ def shard_pieces(shard: Shard) -> Iterator[Piece]:
         yield name, layer, shard.job.key, Bits(bits, kind)
 
 
-def run(job: Job, role: Role, folder: Path, shards: Path, *, dies: bool = False) -> None:
+def run(job: Job, role: Role, folder: Path, shards: Path, asked: int, *, dies: bool = False) -> None:
     """Run this process's rank of a job in the default process group, and leave its files."""
     world = World.join(job.tp, job.cp) if dist.is_initialized() else World(0, 1, 0, 1)
     shard = Shard(job, world)
@@ -204,4 +204,4 @@ def run(job: Job, role: Role, folder: Path, shards: Path, *, dies: bool = False)
         os.kill(os.getpid(), signal.SIGKILL)
     tensors = {f"{layer}.{name}": bits for (layer, name), bits in shard.tensors.items()}
     np.savez(shards / f"tp{world.tp_rank}-cp{world.cp_rank}.npz", **tensors)  # type: ignore[arg-type]
-    leave(shard, role, job.cp, folder)
+    leave(shard, role, asked, folder)

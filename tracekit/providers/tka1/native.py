@@ -27,6 +27,8 @@ BASELINE = "v1"
 BUILDS = {"v4": 4, "v3": 3, "v1": 1}
 """Builds, best first, and the number by which a processor says that it can run them."""
 
+ENTRIES = ("tka1_run", "tka1_clear")
+"""Functions that compute a launch."""
 
 Where = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Says in which array a launch finds one of its own: itself, or a copy somewhere else."""
@@ -184,13 +186,20 @@ def load_file(path: Path, isa: str) -> Library:
 
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
-    handle.tka1_args_size.restype = ctypes.c_int64
-    if handle.tka1_args_size() != ctypes.sizeof(Args):
+    if not _fits(handle):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
             library=str(path),
         )
-    for entry in (handle.tka1_run, handle.tka1_clear):
-        entry.argtypes = [ctypes.POINTER(Args), ctypes.c_int]
+    for name in ENTRIES:
+        getattr(handle, name).argtypes = [ctypes.POINTER(Args), ctypes.c_int]
     return handle
+
+
+def _fits(handle: ctypes.CDLL) -> bool:
+    """Whether a library has every entry that is called, for launches of the size that this tracekit makes."""
+    if not all(hasattr(handle, name) for name in ("tka1_args_size", "tka1_best_isa", *ENTRIES)):
+        return False
+    handle.tka1_args_size.restype = ctypes.c_int64
+    return bool(handle.tka1_args_size() == ctypes.sizeof(Args))
