@@ -10,7 +10,6 @@ from tracekit.contract import (
     Coordinate,
     Core,
     PlanEntry,
-    Reduction,
     Role,
     Sharding,
     SplitExecution,
@@ -22,6 +21,7 @@ from tracekit.contract import (
 )
 from tracekit.contract.identity import FIELDS
 from tracekit.contract.topology import Range
+from tracekit.model import TKA1_REDUCTION
 
 LENGTH = 512
 LEAF = 128
@@ -64,7 +64,8 @@ def readback(role: Role, shard: Sharding, **changes: Any) -> AttentionRuntimeRea
         "engine": f"test {role}",
         "modes": ("training",) if role is Role.TRAIN else ("chunked_prefill", "decode"),
         "dtype": "bfloat16",
-        "reduction": Reduction(),
+        "reduction": TKA1_REDUCTION,
+        "reduction_engine": "tka1",
         "split_kv": SPLIT,
         "effective_cp_world_size": shard.cp_world_size,
         "export_lse": True,

@@ -10,22 +10,19 @@ from tests.contract.pair import LENGTH, Pair, execution, identity, leaves, plan_
 from tracekit.contract import (
     CODES,
     Core,
-    Downcast,
     Issue,
     Knob,
-    Merge,
-    MergeOrder,
-    Reduction,
     Role,
     SplitMode,
     SplitRequest,
     Stage,
     State,
     Tier,
-    Tree,
     bind_attention_runtime_readbacks,
+    unsupported_reduction_reason,
 )
 from tracekit.contract.readback import SCOPES
+from tracekit.model import TKA1_REDUCTION, Downcast, DType, MergeOrder, SinkPlace, Tree
 
 CORE = Pair().rollout[0].core
 STAGES = {name: Stage(f"test.{name}", "policy 1") for name in SCOPES["module"]}
@@ -87,7 +84,7 @@ def _core(**changes: object) -> Callable[[Pair], None]:
 
 
 def _reduction(**changes: object) -> Callable[[Pair], None]:
-    return lambda pair: pair.change(reduction=Reduction(**changes))  # type: ignore[arg-type]
+    return lambda pair: pair.change(reduction=replace(TKA1_REDUCTION, **changes))  # type: ignore[arg-type]
 
 
 def _knob(state: State) -> Callable[[Pair], None]:
@@ -121,17 +118,18 @@ BROKEN: list[tuple[str, Callable[[Pair], None]]] = [
     ("RUNTIME_ERROR", _change(state=State.ERROR, reason="the kernel raised")),
     ("CP_FALLBACK", _change(effective_cp_world_size=1)),
     ("REDUCTION_SEMANTIC_MISMATCH", _reduction(tree=Tree.LEFT_FOLD)),
+    ("REDUCTION_SEMANTIC_MISMATCH", _reduction(leaf=64)),
     ("REDUCTION_SEMANTIC_MISMATCH", _change(dtype="float16")),
     ("REDUCTION_MANDATE_VIOLATION", _reduction(order=MergeOrder.ARRIVAL)),
-    ("REDUCTION_MANDATE_VIOLATION", _reduction(acc_dtype="bf16")),
-    ("REDUCTION_MANDATE_VIOLATION", _reduction(downcast_at=Downcast.PER_BLOCK)),
-    ("REDUCTION_MANDATE_VIOLATION", _reduction(merge=Merge.PLAIN_SUM)),
+    ("REDUCTION_MANDATE_VIOLATION", _reduction(accumulate=DType.BFLOAT16)),
+    ("REDUCTION_MANDATE_VIOLATION", _reduction(downcast=Downcast.PER_BLOCK)),
+    ("REDUCTION_MANDATE_VIOLATION", _reduction(sink=SinkPlace.EVERY_PARTIAL)),
     ("LSE_NOT_EXPORTED", _change(export_lse=False)),
     ("LSE_NOT_EXPORTED", _change(lse_base="2")),
     ("DETERMINISM_INCOMPATIBLE", _change(scope_verified=False)),
     ("SPLIT_KV_REQUEST", _change(split_kv=SplitRequest(SplitMode.AUTO, strict=False))),
     ("SPLIT_KV_RUNTIME_MISSING", lambda pair: vars(pair).update(rollout_plan_set=None)),
-    ("SPLIT_KV_MISMATCH", _plans(acc_dtype="bf16")),
+    ("SPLIT_KV_MISMATCH", _plans(acc_dtype=DType.BFLOAT16)),
     ("SPLIT_KV_MISMATCH", _plans(owners={0: ((0, 128), (384, 512)), 1: ((128, 384),)})),
     ("SPLIT_KV_MISMATCH", _plans(tp=1)),
     ("SPLIT_KV_FALLBACK", _plans(fallback=True, fallback_reason="no workspace")),
@@ -256,3 +254,20 @@ def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
 
     for code, (tier, rule) in CODES.items():
         assert f"| `{code}` | {tier} | {rule} |" in text
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [("order", "arrival"), ("acc_dtype", "bf16"), ("downcast_at", "per_block"), ("engine", "te_oracle")],
+)
+def test_a_request_that_cannot_be_served_is_named_and_not_coerced(knob: str, value: str) -> None:
+    reason = unsupported_reduction_reason({f"attention.reduction_{knob}": value})
+
+    assert reason is not None
+    assert f"attention.reduction_{knob}" in reason
+
+
+def test_a_request_that_is_served_or_about_something_else_has_no_reason() -> None:
+    assert (
+        unsupported_reduction_reason({"attention.reduction_order": "global_block_index", "tp": "2"}) is None
+    )

@@ -73,6 +73,21 @@ def test_four_processes_have_the_bits_of_one(runs: Path, layout: str, side: str)
 
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_gradients_of_four_processes_have_the_bits_of_one(runs: Path, layout: str) -> None:
+    (split,), (whole,) = calls(runs / layout / "training"), calls(runs / "one" / "training")
+    assert split.grads is not None
+    assert whole.grads is not None
+    ours, theirs = (grads.d_kv[JOB.key][KVFamily.DENSE] for grads in (split.grads, whole.grads))
+
+    assert split.grads.d_q is not None
+    assert whole.grads.d_q is not None
+    assert split.grads.d_q.same(whole.grads.d_q)
+    assert ours.keys.same(theirs.keys)
+    assert ours.value_bits.same(theirs.value_bits)
+    assert np.count_nonzero(ours.keys.data) > ours.keys.size // 2
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_a_cut_that_may_differ_binds_with_one_process(runs: Path, layout: str) -> None:
     strict = bind_runs(runs / "one" / "training", runs / layout / "rollout")
     free = bind_runs(runs / "one" / "training", runs / layout / "rollout", topology=TopologyPolicy.MAY_DIFFER)

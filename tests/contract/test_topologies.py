@@ -20,6 +20,7 @@ from tracekit.contract import (
 )
 from tracekit.contract.topology import Range, tiles
 from tracekit.errors import BindingInvalid
+from tracekit.model import DType
 
 PAST = ((0, 128), (128, 256), (256, 384))
 WHOLE: dict[int, tuple[Range, ...]] = {0: ((0, LENGTH),)}
@@ -136,7 +137,7 @@ def _cut(entry: PlanEntry, boundaries: tuple[Range, ...]) -> PlanEntry:
 
 
 def _other(entry: PlanEntry) -> PlanEntry:
-    ran = execution(entry.expected_kv_ranges, acc_dtype="bf16")
+    ran = execution(entry.expected_kv_ranges, acc_dtype=DType.BFLOAT16)
     return PlanEntry(entry.coordinate, entry.expected_kv_ranges, ran)
 
 

@@ -13,6 +13,7 @@ from tracekit.model import (
     Bits,
     Conventions,
     DType,
+    Gradients,
     Identity,
     KVFamily,
     KVRows,
@@ -96,7 +97,13 @@ def _call(
         provenance=Provenance("tracekit", ran.kernel, ran),
         out=Output(bits["out"], Origin.EXECUTED),
         lse=Output(bits["lse"], Origin.EXECUTED),
+        grads=_gradients(job, bits) if role is Role.TRAIN else None,
     )
+
+
+def _gradients(job: Job, bits: dict[str, Bits]) -> Gradients:
+    d_kv = {job.key: {KVFamily.DENSE: KVRows(bits["d_keys"], bits["d_values"])}}
+    return Gradients(bits["d_out"], bits["d_q"], d_kv)
 
 
 def _bits(array: Array) -> Bits:

@@ -18,7 +18,6 @@ from tracekit.contract import (
     Core,
     Knob,
     PlanEntry,
-    Reduction,
     Role,
     Sharding,
     SplitExecution,
@@ -28,13 +27,13 @@ from tracekit.contract import (
 )
 from tracekit.contract.folder import RankFile, write_rank
 from tracekit.contract.shards import Piece, digests
-from tracekit.model import Array, Bits, DType
+from tracekit.model import TKA1_REDUCTION, Array, Bits, DType
 from tracekit.parallel.attention import Executed, Held, Queries, attend
+from tracekit.parallel.backward import backward
 from tracekit.parallel.world import World
 from tracekit.providers.portable import Tka1
 from tracekit.providers.tka1 import LEAF
 
-REDUCTION = Reduction()
 SPLIT = SplitRequest(SplitMode.FIXED, LEAF)
 
 
@@ -82,7 +81,7 @@ class Shard:
 
 
 def train(shard: Shard) -> None:
-    """The whole sequence in one launch a layer; each rank merges the rows of its own tokens."""
+    """The whole sequence in one launch a layer, forward and backward; a rank merges the rows of its tokens."""
     job, world = shard.job, shard.world
     shard.modes.append("training")
     for layer in range(job.layers):
@@ -92,6 +91,12 @@ def train(shard: Shard) -> None:
         ran = attend(world, job.ownership, queries, held, job.shape)
         shard.keep(layer, ran)
         shard.hold(layer, held)
+        d_out = shard.part(layer, "d_out")[shard.tokens]
+        grads = backward(world, job.ownership, queries, d_out, ran.rows, held, job.shape)
+        none = np.zeros((0, *keys.shape[1:]), np.uint32)
+        shard.tensors[layer, "d_out"], shard.tensors[layer, "d_q"] = d_out, grads.d_q
+        shard.tensors[layer, "d_keys"] = np.concatenate([none, *(part.keys for part in grads.held)])
+        shard.tensors[layer, "d_values"] = np.concatenate([none, *(part.values for part in grads.held)])
 
 
 def roll_out(shard: Shard) -> None:
@@ -147,7 +152,8 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
             global_sequence_length=job.tokens,
             blocks=shard.blocks,
         ),
-        reduction=REDUCTION,
+        reduction=TKA1_REDUCTION,
+        reduction_engine=ran.kernel,
         split_kv=SPLIT,
         effective_cp_world_size=effective,
         export_lse=True,

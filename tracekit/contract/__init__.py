@@ -11,14 +11,7 @@ from tracekit.contract.readback import (
     Stage,
     State,
 )
-from tracekit.contract.reduction import (
-    Downcast,
-    Merge,
-    MergeOrder,
-    Reduction,
-    Tree,
-    unsupported_reduction_reason,
-)
+from tracekit.contract.reduction import unsupported_reduction_reason
 from tracekit.contract.split import SplitExecution, SplitMode, SplitRequest
 from tracekit.contract.topology import Sharding, TopologyPolicy
 
@@ -29,13 +22,9 @@ __all__ = [
     "Binding",
     "Coordinate",
     "Core",
-    "Downcast",
     "Issue",
     "Knob",
-    "Merge",
-    "MergeOrder",
     "PlanEntry",
-    "Reduction",
     "Role",
     "Sharding",
     "SplitExecution",
@@ -46,7 +35,6 @@ __all__ = [
     "State",
     "Tier",
     "TopologyPolicy",
-    "Tree",
     "bind_attention_runtime_readbacks",
     "unsupported_reduction_reason",
 ]

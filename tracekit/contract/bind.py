@@ -9,7 +9,7 @@ from tracekit.contract.codes import Issue, Tier
 from tracekit.contract.identity import check_identity, fingerprint, identity_fingerprint
 from tracekit.contract.plan_set import SplitKVRuntimePlanSet, check_plan_sets
 from tracekit.contract.readback import AttentionRuntimeReadback
-from tracekit.contract.reduction import SEMANTIC, check_reduction
+from tracekit.contract.reduction import check_reduction
 from tracekit.contract.runtime import Side, by_rank, check_runtime
 from tracekit.contract.topology import TopologyPolicy, check_topology
 
@@ -163,7 +163,7 @@ def _plans_fit(
         )
         ran = entry.execution
         if mine is not None and (ran.merge_order, ran.acc_dtype, ran.downcast_at) != (
-            mine.reduction.order, mine.reduction.acc_dtype, mine.reduction.downcast_at
+            mine.reduction.order, mine.reduction.accumulate, mine.reduction.downcast
         ):  # fmt: skip
             yield Issue(
                 "SPLIT_KV_MISMATCH",
@@ -191,7 +191,7 @@ def _recorded(side: Side) -> dict[str, Any]:
             "modes": ", ".join(readback.modes),
             "actual_backend": readback.core.actual_backend,
             "communication_backend": readback.core.communication_backend,
-            "reduction.engine": readback.reduction.engine,
+            "reduction.engine": readback.reduction_engine,
             **{f"recorded.{name}": value for name, value in readback.recorded.items()},
         }
         for name, value in facts.items():
@@ -205,7 +205,7 @@ def _fingerprints(
     rollout_identity: Mapping[str, Any],
     training_identity: Mapping[str, Any],
 ) -> dict[str, str]:
-    reductions = sorted({str([asdict(r.reduction)[name] for name in SEMANTIC]) for r in training})
+    reductions = sorted({str(sorted(r.reduction.to_dict().items())) for r in training})
     said = {
         "identity": identity_fingerprint(training_identity),
         "rollout_identity": identity_fingerprint(rollout_identity),

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tracekit.contract.reduction import Reduction
 from tracekit.contract.refuse import refuse
 from tracekit.contract.split import SplitRequest
 from tracekit.contract.topology import Sharding
+from tracekit.model import ReductionSpec
 
 
 class State(StrEnum):
@@ -128,6 +128,7 @@ class AttentionRuntimeReadback:
         dtype: dtype of queries, keys and the answer, such as `bfloat16`.
         sharding: what the rank owned.
         reduction: how its partial states merged.
+        reduction_engine: who merged them; free to differ.
         split_kv: the split that was asked for.
         effective_cp_world_size: context-parallel size of the smallest group that ran: an engine that shards
             prefill only runs its decode with 1.
@@ -151,7 +152,8 @@ class AttentionRuntimeReadback:
     modes: tuple[str, ...]
     dtype: str
     sharding: Sharding
-    reduction: Reduction
+    reduction: ReductionSpec
+    reduction_engine: str
     split_kv: SplitRequest
     effective_cp_world_size: int
     export_lse: bool

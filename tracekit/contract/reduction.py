@@ -1,93 +1,42 @@
 """How partial states became one answer (B5 to B8): what ran, and what the mandate allows."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 
 from tracekit.contract.codes import Issue
+from tracekit.model import ReductionSpec
 
-
-class Merge(StrEnum):
-    """How two partial states become one."""
-
-    ONLINE_SOFTMAX_LSE = "online_softmax_lse"
-    PLAIN_SUM = "plain_sum"
-
-
-class MergeOrder(StrEnum):
-    """By what partial states are ordered before they merge."""
-
-    GLOBAL_BLOCK_INDEX = "global_block_index"
-    ARRIVAL = "arrival"
-    RANK = "rank"
-
-
-class Tree(StrEnum):
-    """Which pairs merge: FP32 merges are not associative, so two trees are two reductions."""
-
-    LEFT_FOLD = "left_fold"
-    ALIGNED_BINARY = "aligned_binary"
-
-
-class Downcast(StrEnum):
-    """Where FP32 becomes the output's dtype."""
-
-    FINAL_WRITE = "final_write"
-    PER_BLOCK = "per_block"
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The reduction that ran.
-
-    Args:
-        merge: how two partial states become one.
-        acc_dtype: the dtype that partial states have while they wait and merge, `fp32` or `bf16`.
-        order: by what they are ordered.
-        downcast_at: where FP32 becomes the output's dtype.
-        tree: which pairs merge.
-        engine: who merged; recorded, never compared.
-    """
-
-    merge: Merge = Merge.ONLINE_SOFTMAX_LSE
-    acc_dtype: str = "fp32"
-    order: MergeOrder = MergeOrder.GLOBAL_BLOCK_INDEX
-    downcast_at: Downcast = Downcast.FINAL_WRITE
-    tree: Tree = Tree.ALIGNED_BINARY
-    engine: str = "in_op_reference"
-
-
-SEMANTIC = ("merge", "acc_dtype", "order", "downcast_at", "tree")
-"""Fields that decide bits: equal on both sides."""
-
-MANDATE = {
-    "merge": Merge.ONLINE_SOFTMAX_LSE.value,
-    "acc_dtype": "fp32",
-    "order": MergeOrder.GLOBAL_BLOCK_INDEX.value,
-    "downcast_at": Downcast.FINAL_WRITE.value,
+MANDATE: Mapping[str, frozenset[str]] = {
+    "accumulate": frozenset({"float32"}),
+    "order": frozenset({"global_block_index"}),
+    "downcast": frozenset({"final_write"}),
+    "sink": frozenset({"after_merge", "first_partial"}),
 }
-"""What a binding demands of each side. The tree is free, but the same on both."""
+"""What a binding takes of each side: partials merge by their LSE, in FP32, by global block, with one downcast
+at the final write and the sink once. Tree, leaf and partial are free, but the same on both sides."""
 
 
-def check_reduction(rollout: Mapping[str, Reduction], training: Mapping[str, Reduction]) -> Iterator[Issue]:
+def check_reduction(
+    rollout: Mapping[str, ReductionSpec], training: Mapping[str, ReductionSpec]
+) -> Iterator[Issue]:
     """Yield the issues of the reductions that the ranks of two sides ran, by rank name."""
     for side, ranks in (("rollout", rollout), ("training", training)):
-        for name, reduction in ranks.items():
-            stated = asdict(reduction)
-            for field, mandated in MANDATE.items():
-                if stated[field] != mandated:
+        for name, spec in ranks.items():
+            stated = spec.to_dict()
+            for field, allowed in MANDATE.items():
+                if stated[field] not in allowed:
                     yield Issue(
                         "REDUCTION_MANDATE_VIOLATION",
                         f"{side}.{name}.reduction.{field}",
-                        f"the {side} side ran {field} {stated[field]}; a binding takes {mandated} only.",
+                        f"{field} {stated[field]} ran; a binding takes {' or '.join(sorted(allowed))} only.",
                         **{side: stated[field]},
                     )
-    for field in SEMANTIC:
+    if not rollout or not training:
+        return
+    for field in next(iter(rollout.values())).to_dict():
         theirs, ours = (
-            sorted({str(asdict(reduction)[field]) for reduction in side.values()})
-            for side in (rollout, training)
+            sorted({str(spec.to_dict()[field]) for spec in side.values()}) for side in (rollout, training)
         )
-        if rollout and training and (theirs != ours or len(theirs) > 1):
+        if theirs != ours or len(theirs) > 1:
             yield Issue(
                 "REDUCTION_SEMANTIC_MISMATCH",
                 f"reduction.{field}",
@@ -97,7 +46,7 @@ def check_reduction(rollout: Mapping[str, Reduction], training: Mapping[str, Red
             )
 
 
-SUPPORTED_REQUESTS: dict[str, frozenset[str]] = {
+SUPPORTED_REQUESTS: Mapping[str, frozenset[str]] = {
     "attention.reduction_merge": frozenset({"online_softmax_lse"}),
     "attention.reduction_order": frozenset({"global_block_index"}),
     "attention.reduction_acc_dtype": frozenset({"fp32"}),

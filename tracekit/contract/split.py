@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from tracekit.contract.reduction import Downcast, MergeOrder
 from tracekit.contract.refuse import refuse
 from tracekit.contract.topology import Range
+from tracekit.model import Downcast, DType, MergeOrder
 
 
 class SplitMode(StrEnum):
@@ -73,7 +73,7 @@ class SplitExecution:
     actual_split_size: int | None
     boundaries: tuple[Range, ...]
     merge_order: MergeOrder = MergeOrder.GLOBAL_BLOCK_INDEX
-    acc_dtype: str = "fp32"
+    acc_dtype: DType = DType.FLOAT32
     downcast_at: Downcast = Downcast.FINAL_WRITE
     backend: str = ""
     fallback: bool = False

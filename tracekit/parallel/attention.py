@@ -59,7 +59,7 @@ class Executed:
 
     merged: dict[int, tuple[Range, ...]]
     outputs: tka1.Outputs
-    parts: dict[tka1.Run, tka1.Partials]
+    rows: tka1.Partials
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def attend(
         for run, node in zip(runs, nodes, strict=True):
             parts[run] = tka1.Partials(node.acc[mine], node.l[mine], node.m[mine])
         merged[owner] = leaves(runs, [(int(start), int(stop)) for start, stop in reached[owner]])
-    return Executed(merged, tka1.merge(parts, None, shape.dtype), parts)
+    return Executed(merged, tka1.merge(parts, None, shape.dtype), tka1.merge_rows(parts))
 
 
 def leaves(runs: list[tka1.Run], reached: list[Range]) -> tuple[Range, ...]:

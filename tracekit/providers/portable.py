@@ -3,15 +3,32 @@
 Its bits depend on the definition alone, so its identity names no library, processor or instruction set.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 from tracekit.errors import Unsupported
-from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, Ranges, Selection
+from tracekit.model import (
+    AttentionCall,
+    Bits,
+    DType,
+    ExecutedIdentity,
+    Gradients,
+    KVFamily,
+    KVRows,
+    Ranges,
+    RequestKey,
+    Selection,
+)
 from tracekit.providers import tka1
-from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.graphs.kind import GraphKind
+from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placed import PAGE_SIZES, run_placed
 from tracekit.providers.placement import Fill, Layout, Padding
+from tracekit.providers.ranks import attention_of_ranks
+from tracekit.providers.split import Split
+from tracekit.providers.tka1.static import StaticLaunch
 from tracekit.verdict import ClaimId
 
 Form = Literal["auto", "native", "numpy"]
@@ -38,15 +55,18 @@ class Tka1:
             layouts=tuple(Layout),
             padding=frozenset(Padding),
             fills=True,
+            splits=True,
+            grad=True,
+            graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes.
 
-        Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1).
+        Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1). So is
+        `host-graph`: it calls no kernel that could be captured.
         """
-        numpy = tka1.serving(self.form).form == "numpy"
-        return frozenset(() if numpy else ("after",)) | frozenset(
+        return frozenset(() if self._numpy else ("after", "host-graph")) | frozenset(
             {
                 "recorded",
                 "rerun",
@@ -63,8 +83,17 @@ class Tka1:
                 "padding",
                 "layout",
                 "slack",
+                "splits",
+                "cp",
+                "tp",
+                "grad",
+                "backward",
             }
         )
+
+    @property
+    def _numpy(self) -> bool:
+        return tka1.serving(self.form).form == "numpy"
 
     def identity(self) -> ExecutedIdentity:
         """The version of the definition, and nothing else."""
@@ -80,15 +109,84 @@ class Tka1:
         Raises:
             Unsupported: a call is refused.
         """
-        threads, placement = launch.execution.threads, launch.execution.placement
-        run = partial(self._run, threads=threads, fill=None if placement is None else placement.fill)
-        return Answer(tuple(run_placed(run, call, placement) for call in launch.calls), self.identity())
+        how, placement = launch.execution, launch.execution.placement
+        if how.split is not None or how.grad:
+            run = partial(self._ranks, split=how.split) if how.split is not None else self._train
+            return Answer(tuple(run(call, how.threads or None) for call in launch.calls), self.identity())
+        plain = partial(self._run, threads=how.threads, fill=None if placement is None else placement.fill)
+        return Answer(tuple(run_placed(plain, call, placement) for call in launch.calls), self.identity())
 
-    def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
+    def _ranks(self, call: AttentionCall, threads: int | None, split: Split) -> Tensors:
+        self._take(call)
+        at = call.rows.positions
+        answer = attention_of_ranks(inputs(call), at, split, form=self.form, threads=threads)
+        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+
+    def _train(self, call: AttentionCall, threads: int | None) -> Tensors:
+        self._take(call)
+        answer, rows = tka1.training(inputs(call), form=self.form, threads=threads)
+        grads = None
+        if call.grads is not None:
+            done = tka1.backward(backward_of(call, call.grads.d_out, rows), form=self.form, threads=threads)
+            grads = gradients_of(call, call.grads.d_out, done)
+        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32), grads)
+
+    def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: HostPool) -> "Captured":
+        """Return a launch over static buffers (graphs/base.py).
+
+        Raises:
+            Unsupported: a call is refused, or the calls cannot share a launch (`P-GRAPH`).
+        """
+        for call in calls:
+            self._take(call)
+        return Captured(tka1.static(list(map(inputs, calls)), execution.threads or None, pool), self)
+
+    def _take(self, call: AttentionCall) -> None:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+
+    def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
+        self._take(call)
         answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
         return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+
+
+class Captured:
+    """A static launch of TKA-1 in the words of a provider.
+
+    Args:
+        launch: the launch.
+        provider: who answers.
+    """
+
+    def __init__(self, launch: StaticLaunch, provider: Tka1) -> None:
+        self.launch, self.provider = launch, provider
+
+    def load(self, call: AttentionCall) -> None:
+        """Write the inputs of a call into the buffers."""
+        self.launch.load(inputs(call))
+        self.launch.keep()
+
+    def enqueue(self) -> None:
+        """Call the kernel."""
+        self.launch.enqueue()
+
+    def poison(self, fill: Fill) -> None:
+        """Fill the outputs."""
+        self.launch.poison(fill)
+
+    def read(self) -> Tensors:
+        """Return a copy of the answer."""
+        out = self.launch.out
+        return Tensors(Bits(out.out.copy(), self.launch.dtype), Bits(out.lse.copy(), DType.FLOAT32))
+
+    def changed(self) -> str | None:
+        """Return the name of an input that the launch changed, or None."""
+        return self.launch.changed()
+
+    def executed(self) -> ExecutedIdentity:
+        """As an eager launch."""
+        return self.provider.identity()
 
 
 class Tka1Numpy(Tka1):
@@ -98,16 +196,39 @@ class Tka1Numpy(Tka1):
     form: Form = "numpy"
 
 
+def in_order(call: AttentionCall) -> list[KVFamily]:
+    """Return the families of a call by the numbers that TKA-1 gives them."""
+    return sorted(call.selection.families, key=_ORDER.index)
+
+
 def inputs(call: AttentionCall) -> tka1.Inputs:
     """Return a call in the words of TKA-1."""
     return tka1.Inputs(
         q=call.q.data,
         request=call.rows.request,
-        families=tuple(_family(call, family) for family in sorted(call.selection.families, key=_ORDER.index)),
+        families=tuple(_family(call, family) for family in in_order(call)),
         sink=None if call.sink is None else call.sink.data,
         scale_bits=call.conventions.scale_bits,
         dtype=call.dtype,
     )
+
+
+def backward_of(call: AttentionCall, d_out: Bits, rows: tka1.Partials | None = None) -> tka1.Backward:
+    """Return the backward of a call in the words of TKA-1; `rows` are those before S10, where kept."""
+    return tka1.Backward(inputs(call), call.rows.positions, d_out.data, d_out.dtype, rows)
+
+
+def gradients_of(call: AttentionCall, d_out: Bits, done: tka1.Gradients) -> Gradients:
+    """Return what TKA-1 gave in the words of a call: binary32, the sink summed by ascending request key."""
+    d_kv: dict[RequestKey, dict[KVFamily, KVRows]] = {key: {} for key in call.rows.requests}
+    for family, grads in zip(in_order(call), done.families, strict=True):
+        for key, keys, values in zip(call.rows.requests, grads.keys, grads.values, strict=True):
+            held = call.kv[key][family]
+            value = None if values is keys else Bits(values, DType.FLOAT32)
+            d_kv[key][family] = KVRows(Bits(keys, DType.FLOAT32), value, held.first, held.generation)
+    order = sorted(range(len(call.rows.requests)), key=lambda i: call.rows.requests[i])
+    sink = None if done.d_sink is None else Bits(tka1.sum_of_sinks(done.d_sink, order), DType.FLOAT32)
+    return Gradients(d_out, Bits(done.d_q, DType.FLOAT32), d_kv, sink)
 
 
 def _family(call: AttentionCall, family: KVFamily) -> tka1.FamilyInput:

@@ -24,8 +24,15 @@ BUILTIN: Mapping[ClaimId, str] = {
     "page-size": "tracekit.relations.page_size:PageSize",
     "layout": "tracekit.relations.layout:PageOrder",
     "padding": "tracekit.relations.padding:Padded",
+    "splits": "tracekit.relations.splits:Splits",
+    "cp": "tracekit.relations.cp:ContextRanks",
+    "tp": "tracekit.relations.tp:TensorRanks",
+    "grad": "tracekit.relations.grad:TrainingForward",
+    "backward": "tracekit.relations.backward:BackwardOrder",
     "slack": "tracekit.relations.slack:Slack",
     "after": "tracekit.relations.after:After",
+    "host-graph": "tracekit.relations.host_graph:HostGraph",
+    "graph": "tracekit.relations.graph:DeviceGraph",
     "control": "tracekit.relations.control:Control",
 }
 """Claim id -> `module:class`, in the order of reports."""

@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import Unsupported
-from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Ranges
+from tracekit.providers.tka1.gradients import Backward, Gradients
+from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Partials, Ranges
 
 Place = Callable[[npt.NDArray[Any]], int]
 """Says at which address an array lies for whoever runs the launch, and keeps it there until that is over."""
 
 
-class _Family(ctypes.Structure):
+class Family(ctypes.Structure):
+    """`tk_family` of kernels/tk_args.h."""
+
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("requests", "ids", "offsets", "lo", "hi"))
 
 
@@ -24,7 +27,7 @@ class Args(ctypes.Structure):
 
     _fields_ = (
         *((n, ctypes.c_void_p) for n in ("q", "request", "sink", "out", "lse", "lse_sink", "acc", "l", "m")),
-        ("family", _Family * 2),
+        ("family", Family * 2),
         *((n, ctypes.c_int32) for n in ("families", "rows", "heads", "kv_heads", "dim", "value_dim", "type")),
         ("scale", ctypes.c_uint32),
     )
@@ -33,12 +36,12 @@ class Args(ctypes.Structure):
 def arguments(inputs: Inputs, place: Place, results: Mapping[str, npt.NDArray[Any]]) -> Args:
     """Return the arguments of a launch; `results` are its outputs, by the names of `Args`."""
     rows, heads, dim = inputs.q.shape
-    families = [_family(f, place) for f in inputs.families] + [_Family()] * (2 - len(inputs.families))
+    families = [_family(f, place) for f in inputs.families] + [Family()] * (2 - len(inputs.families))
     return Args(
         q=place(inputs.q),
         request=place(inputs.request),
         sink=None if inputs.sink is None else place(inputs.sink),
-        family=(_Family * 2)(*families),
+        family=(Family * 2)(*families),
         families=len(inputs.families),
         rows=rows,
         heads=heads,
@@ -51,7 +54,7 @@ def arguments(inputs: Inputs, place: Place, results: Mapping[str, npt.NDArray[An
     )
 
 
-def _family(family: FamilyInput, place: Place) -> _Family:
+def _family(family: FamilyInput, place: Place) -> Family:
     table = [
         (place(k), place(v), first)
         for k, v, first in zip(family.keys, family.values, family.first, strict=True)
@@ -61,8 +64,58 @@ def _family(family: FamilyInput, place: Place) -> _Family:
     if isinstance(selection, Lists):
         # An empty list still needs an address: null means ranges.
         ids = selection.ids if selection.ids.size else np.zeros(1, np.int64)
-        return _Family(requests=requests, ids=place(ids), offsets=place(selection.offsets))
-    return _Family(requests=requests, lo=place(selection.lo), hi=place(selection.hi))
+        return Family(requests=requests, ids=place(ids), offsets=place(selection.offsets))
+    return Family(requests=requests, lo=place(selection.lo), hi=place(selection.hi))
+
+
+# ---- the backward
+
+
+class _GradRows(ctypes.Structure):
+    """`tk_grad_rows` of kernels/tk_grad.h."""
+
+    _fields_ = (("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
+class GradArgs(ctypes.Structure):
+    """`tk_grad_args` of kernels/tk_grad.h."""
+
+    _fields_ = (
+        ("a", Args),
+        *((n, ctypes.c_void_p) for n in ("d_out", "positions", "d_q", "d_sink")),
+        ("rows", ctypes.c_void_p * 2),
+        *((n, ctypes.c_int32) for n in ("requests", "d_type")),
+        ("last", ctypes.c_float),
+    )
+
+
+def grad_arguments(backward: Backward, rows: Partials, results: Gradients, place: Place) -> GradArgs:
+    """Return the arguments of a backward; `rows` are those before S10 and `results` its outputs."""
+    inputs = backward.inputs
+    before = {"acc": rows.acc, "l": rows.l, "m": rows.m}
+    tables = [
+        place(
+            np.array(
+                [
+                    (place(k), 0 if v is k else place(v), len(k))
+                    for k, v in zip(family.keys, family.values, strict=True)
+                ],
+                np.int64,
+            )
+        )
+        for family in results.families
+    ]
+    return GradArgs(
+        a=arguments(inputs, place, before),
+        d_out=place(backward.d_out),
+        positions=place(backward.positions),
+        d_q=place(results.d_q),
+        d_sink=None if results.d_sink is None else place(results.d_sink),
+        rows=(ctypes.c_void_p * 2)(*tables),
+        requests=len(inputs.families[0].keys),
+        d_type=DTYPES.index(backward.dtype),
+        last=-0.0 if backward.unfinished else 0.0,
+    )
 
 
 # ---- on a device: blocks, and the partials between its two kernels

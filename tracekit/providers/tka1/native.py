@@ -17,17 +17,19 @@ import numpy.typing as npt
 import tracekit
 from tracekit.errors import ProviderFailed, Unavailable
 from tracekit.model.bits import DType
+from tracekit.providers.graphs.host import launch
 from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
-from tracekit.providers.tka1.abi import Args, arguments
+from tracekit.providers.tka1.abi import Args, GradArgs, arguments, grad_arguments
+from tracekit.providers.tka1.gradients import Backward, Gradients, room
 from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
 
 BASELINE = "v1"
 BUILDS = {"v4": 4, "v3": 3, "v1": 1}
 """Builds, best first, and the number by which a processor says that it can run them."""
 
-ENTRIES = ("tka1_run", "tka1_clear")
+ENTRIES = ("tka1_run", "tka1_clear", "tka1_backward")
 """Functions that compute a launch."""
 
 Where = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
@@ -85,6 +87,28 @@ class Library:
         """Compute the rows before S10."""
         return self._partials(self.handle.tka1_run, inputs, threads)
 
+    def training(self, inputs: Inputs, threads: int = 1) -> tuple[Outputs, Partials]:
+        """Compute a launch and keep its rows before S10, in one pass."""
+        out, part = _outputs(inputs), _partials(inputs)
+        results = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
+        results |= {"acc": part.acc, "l": part.l, "m": part.m}
+        self._call(self.handle.tka1_run, inputs, threads, _as_it_is, **results)
+        return out, part
+
+    def backward(self, backward: Backward, threads: int = 1) -> Gradients:
+        """Compute the gradients of a launch (S16)."""
+        rows = self.partials(backward.inputs, threads) if backward.rows is None else backward.rows
+        grads = room(backward)
+        keep: list[npt.NDArray[Any]] = []
+
+        def place(array: npt.NDArray[Any]) -> int:
+            keep.append(array)
+            return array.ctypes.data
+
+        args = grad_arguments(backward, rows, grads, place)
+        self.check(self.handle.tka1_backward(ctypes.byref(args), max(1, threads)))
+        return grads
+
     def clear_run(self, inputs: Inputs, threads: int = 1) -> Outputs:
         """Compute a launch by the clear form (kernels/tk_clear.h), slowly and on one thread."""
         return self._outputs(self.handle.tka1_clear, inputs, threads)
@@ -94,22 +118,12 @@ class Library:
         return self._partials(self.handle.tka1_clear, inputs, threads)
 
     def _outputs(self, entry: Any, inputs: Inputs, threads: int) -> Outputs:
-        rows, heads, _ = inputs.q.shape
-        out = Outputs(
-            np.empty((rows, heads, inputs.value_dim), inputs.dtype.container),
-            np.empty((rows, heads), np.uint32),
-            np.empty((rows, heads), np.uint32),
-        )
+        out = _outputs(inputs)
         self._call(entry, inputs, threads, _as_it_is, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
         return out
 
     def _partials(self, entry: Any, inputs: Inputs, threads: int) -> Partials:
-        rows, heads, _ = inputs.q.shape
-        part = Partials(
-            np.empty((rows, heads, inputs.value_dim), np.uint32),
-            np.empty((rows, heads), np.uint32),
-            np.empty((rows, heads), np.int32),
-        )
+        part = _partials(inputs)
         self._call(entry, inputs, threads, _as_it_is, acc=part.acc, l=part.l, m=part.m)
         return part
 
@@ -124,12 +138,38 @@ class Library:
             return keep[-1].ctypes.data
 
         args = arguments(inputs, place, results)
-        if entry(ctypes.byref(args), max(1, threads)):
+        self.check(launch(entry, args, max(1, threads), memory=tuple(keep)))
+
+    def check(self, failed: int) -> None:
+        """Refuse what a kernel returned where it is not 0.
+
+        Raises:
+            ProviderFailed: `K-MEMORY`.
+        """
+        if failed:
             raise ProviderFailed(
-                f"{self.path.name} ran out of memory for a launch of {len(inputs.q)} rows; cut the launch.",
+                f"{self.path.name} ran out of memory for a launch; cut the launch.",
                 rule="K-MEMORY",
                 library=str(self.path),
             )
+
+
+def _outputs(inputs: Inputs) -> Outputs:
+    rows, heads, _ = inputs.q.shape
+    return Outputs(
+        np.empty((rows, heads, inputs.value_dim), inputs.dtype.container),
+        np.empty((rows, heads), np.uint32),
+        np.empty((rows, heads), np.uint32),
+    )
+
+
+def _partials(inputs: Inputs) -> Partials:
+    rows, heads, _ = inputs.q.shape
+    return Partials(
+        np.empty((rows, heads, inputs.value_dim), np.uint32),
+        np.empty((rows, heads), np.uint32),
+        np.empty((rows, heads), np.int32),
+    )
 
 
 def find(isa: str) -> Path | None:
@@ -180,26 +220,30 @@ def load(isa: str) -> Library:
 def load_file(path: Path, isa: str) -> Library:
     """Open one library file and test it; errors as `load`."""
     library = Library(path, isa, _open(path))
-    selftest.check(library.run, library.partials, str(path))
+    selftest.check(library.run, library.partials, library.backward, str(path))
     return library
 
 
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
-    if not _fits(handle):
+    sizes = {"tka1_args_size": Args, "tka1_grad_args_size": GradArgs}
+    fits = all(_fits(handle, name, layout) for name, layout in sizes.items())
+    if not fits or not all(hasattr(handle, name) for name in ENTRIES):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
             library=str(path),
         )
-    for name in ENTRIES:
+    for name in ENTRIES[:2]:
         getattr(handle, name).argtypes = [ctypes.POINTER(Args), ctypes.c_int]
+    handle.tka1_backward.argtypes = [ctypes.POINTER(GradArgs), ctypes.c_int]
     return handle
 
 
-def _fits(handle: ctypes.CDLL) -> bool:
-    """Whether a library has every entry that is called, for launches of the size that this tracekit makes."""
-    if not all(hasattr(handle, name) for name in ("tka1_args_size", "tka1_best_isa", *ENTRIES)):
+def _fits(handle: ctypes.CDLL, name: str, layout: type[ctypes.Structure]) -> bool:
+    """Whether a library knows a structure, and with the size that it has here."""
+    size = getattr(handle, name, None)
+    if size is None:
         return False
-    handle.tka1_args_size.restype = ctypes.c_int64
-    return bool(handle.tka1_args_size() == ctypes.sizeof(Args))
+    size.restype = ctypes.c_int64
+    return bool(size() == ctypes.sizeof(layout))
