@@ -70,7 +70,10 @@ def _layer(job: Job, layer: int, shards: Path) -> dict[str, Array]:
                         columns.setdefault(tensor, empty)[tokens.astype(np.int64)] = part
         for tensor, column in columns.items():
             whole.setdefault(tensor, []).append(column)
-    return {tensor: np.concatenate(columns, axis=1) for tensor, columns in whole.items()}
+    return {
+        tensor: columns[0] if tensor == "seen" else np.concatenate(columns, axis=1)
+        for tensor, columns in whole.items()
+    }
 
 
 def _call(
@@ -81,8 +84,11 @@ def _call(
     count = len(positions)
     mode = Mode.TRAINING if role is Role.TRAIN else Mode.DECODE if stop > job.prompt else Mode.PREFILL
     bits = {
-        name: _bits(array[start:stop] if name in ROWS else array[:stop]) for name, array in tensors.items()
+        name: _bits(job, array[start:stop] if name in ROWS else array[:stop])
+        for name, array in tensors.items()
+        if name != "seen"
     }
+    first, end = tensors["seen"][start:stop].T
     ran = Tka1().identity()
     return AttentionCall(
         layer=layer,
@@ -92,8 +98,10 @@ def _call(
         q=bits["q"],
         kv={job.key: {KVFamily.DENSE: KVRows(bits["keys"], bits["values"])}},
         sink=None,
-        selection=Selection({KVFamily.DENSE: Ranges(np.zeros(count, np.int64), positions + 1)}),
-        conventions=Conventions(job.shape.scale_bits, kv_source=KVSource.CONSUMED),
+        selection=Selection({KVFamily.DENSE: Ranges(first.copy(), end.copy())}),
+        conventions=Conventions(
+            job.shape.scale_bits, causal=job.settings.sees != "ahead", kv_source=KVSource.CONSUMED
+        ),
         provenance=Provenance("tracekit", ran.kernel, ran),
         out=Output(bits["out"], Origin.EXECUTED),
         lse=Output(bits["lse"], Origin.EXECUTED),
@@ -106,5 +114,5 @@ def _gradients(job: Job, bits: dict[str, Bits]) -> Gradients:
     return Gradients(bits["d_out"], bits["d_q"], d_kv)
 
 
-def _bits(array: Array) -> Bits:
-    return Bits(array, DType.BFLOAT16 if array.dtype == np.uint16 else DType.FLOAT32)
+def _bits(job: Job, array: Array) -> Bits:
+    return Bits(array, job.settings.dtype if array.dtype == np.uint16 else DType.FLOAT32)

@@ -1,12 +1,13 @@
 """What both sides compute: an attention of Qwen3-8B's shape, small in depth, from a seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
+from tools.binding.settings import Settings
 from tracekit.contract.identity import fingerprint
-from tracekit.model import Array, Bits, DType, RequestKey, scale_to_bits
+from tracekit.model import Array, RequestKey, scale_to_bits
 from tracekit.parallel.attention import Shape
 from tracekit.parallel.ownership import Layout, Ownership, deal
 
@@ -28,6 +29,7 @@ class Job:
         cp: context-parallel ranks.
         layout: how tokens are dealt out to context-parallel ranks.
         seed: of all numbers.
+        settings: what happens around and inside of the attention.
     """
 
     tokens: int = 448
@@ -42,6 +44,7 @@ class Job:
     cp: int = 2
     layout: Layout = Layout.ZIGZAG
     seed: int = 0
+    settings: Settings = field(default_factory=Settings)
 
     @property
     def ownership(self) -> Ownership:
@@ -51,7 +54,7 @@ class Job:
     @property
     def shape(self) -> Shape:
         """What all ranks know of a launch."""
-        return Shape(scale_to_bits(self.head_dim**-0.5))
+        return Shape(scale_to_bits(self.settings.score_factor(self.head_dim)), self.settings.dtype)
 
     @property
     def token_ids(self) -> list[int]:
@@ -69,13 +72,12 @@ class Job:
         starts = [*range(0, self.prompt, self.chunk), *range(self.prompt, self.tokens + 1)]
         return list(pairwise(starts))
 
-    def numbers(self, layer: int, name: str) -> Array:
-        """Return the bfloat16 bits of `q`, `k`, `v` or `d_out` of a layer, `[tokens, heads, D]`."""
+    def raw(self, layer: int, name: str) -> Array:
+        """Return `q`, `k`, `v` or `d_out` of a layer as projections would, binary32 `[tokens, heads, D]`."""
         order = ("q", "k", "v", "d_out").index(name)
         heads = self.kv_heads if name in ("k", "v") else self.q_heads
         random = np.random.default_rng([self.seed, layer, order])
-        values = random.standard_normal((self.tokens, heads, self.head_dim), np.float32)
-        return Bits.from_float32(values, DType.BFLOAT16).data
+        return random.standard_normal((self.tokens, heads, self.head_dim), np.float32)
 
     def identity(self) -> dict[str, object]:
         """Return what a side states of itself; the judge takes what it can from the trace again."""

@@ -43,10 +43,28 @@ class Pages:
                 rows = slice(low - first, high - first)
                 paged.scatter(self.cache, self.layout, table, low - start, keys[rows], values[rows])
 
-    def read(self, end: int) -> list[Held]:
-        """Return what is held of tokens before `end`, read back from the pages, one a block."""
-        held = []
+    def overwrite(self, token: int) -> None:
+        """Put the row before a token in its place, if it is here: what a reused slot looks like."""
         for (start, stop), table in zip(self.blocks, self.tables, strict=True):
+            if start < token < stop:
+                keys, values = paged.gather(self.cache, self.layout, table, token - 1 - start, token - start)
+                assert values is not None
+                paged.scatter(self.cache, self.layout, table, token - start, keys, values)
+
+    def read(self, end: int, *, swapped: bool = False) -> list[Held]:
+        """Return what is held of tokens before `end`, read back from the pages, one a block.
+
+        Args:
+            end: tokens that were written.
+            swapped: read the first two pages of each table in each other's place.
+        """
+        held = []
+        for (start, stop), pages in zip(self.blocks, self.tables, strict=True):
+            table = (
+                np.concatenate([pages[1::-1], pages[2:]])
+                if swapped and end - start > 2 * self.layout.page_size
+                else pages
+            )
             keys, values = paged.gather(self.cache, self.layout, table, 0, max(0, min(stop, end) - start))
             assert values is not None
             held.append(Held(start, keys, values))

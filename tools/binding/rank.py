@@ -10,6 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from tools.binding.job import Job
+from tools.binding.merging import merging, reduction
 from tools.binding.pages import Pages
 from tracekit import __version__
 from tracekit.contract import (
@@ -27,7 +28,7 @@ from tracekit.contract import (
 )
 from tracekit.contract.folder import RankFile, write_rank
 from tracekit.contract.shards import Piece, digests
-from tracekit.model import TKA1_REDUCTION, Array, Bits, DType
+from tracekit.model import Array, Bits, DType
 from tracekit.parallel.attention import Executed, Held, Queries, attend
 from tracekit.parallel.backward import backward
 from tracekit.parallel.world import World
@@ -59,39 +60,53 @@ class Shard:
             np.int64
         )
 
-    def part(self, layer: int, name: str) -> Array:
-        """Return this rank's heads of an input, at all tokens."""
-        whole = self.job.numbers(layer, name)
+    def part(self, layer: int, name: str, tokens: Array, launch: int = 0) -> Array:
+        """Return this rank's heads of an input, computed in the launch that begins at a token."""
+        whole, settings = self.job.raw(layer, name), self.job.settings
         heads = whole.shape[1] // self.world.tp_size
-        return whole[:, self.world.tp_rank * heads : (self.world.tp_rank + 1) * heads]
+        mine = whole[tokens, self.world.tp_rank * heads : (self.world.tp_rank + 1) * heads]
+        if name in ("v", "d_out"):
+            return settings.plain(mine)
+        factor = settings.query_factor(self.job.head_dim) if name == "q" else 1.0
+        return settings.rows(mine, tokens, launch, factor=factor)
 
-    def keep(self, layer: int, ran: Executed, rows: Array | None = None) -> None:
-        """Take over an answer; `rows` picks those of this rank, all of them where absent."""
-        for name, bits in (("out", ran.outputs.out), ("lse", ran.outputs.lse)):
+    def queries(self, layer: int, tokens: Array, start: int, stop: int) -> Queries:
+        """Return this rank's rows of a launch of tokens `start .. stop - 1`."""
+        first, end = self.job.settings.seen(tokens, stop)
+        return Queries(self.part(layer, "q", tokens, start), tokens, first, end)
+
+    def keep(self, layer: int, asked: Queries, ran: Executed, rows: Array | None = None) -> None:
+        """Take over a launch and its answer; `rows` picks those of this rank, all of them where absent."""
+        seen = np.stack([asked.first, asked.end], axis=1)
+        for name, bits in (
+            ("q", asked.q),
+            ("seen", seen),
+            ("out", ran.outputs.out),
+            ("lse", ran.outputs.lse),
+        ):
             before = [self.tensors[layer, name]] if (layer, name) in self.tensors else []
             self.tensors[layer, name] = np.concatenate([*before, bits if rows is None else bits[rows]])
         self.merged = ran.merged
 
     def hold(self, layer: int, held: list[Held]) -> None:
-        """Take over the inputs that were read: keys and values of this rank's blocks, and its queries."""
-        self.tensors[layer, "q"] = self.part(layer, "q")[self.tokens]
+        """Take over the keys and values that were read of this rank's blocks."""
         for name, rows in (("keys", [h.keys for h in held]), ("values", [h.values for h in held])):
-            empty = self.part(layer, "k")[:0]
+            empty = self.part(layer, "k", np.zeros(0, np.int64))
             self.tensors[layer, name] = np.concatenate([empty, *rows])
 
 
 def train(shard: Shard) -> None:
-    """The whole sequence in one launch a layer, forward and backward; a rank merges the rows of its tokens."""
+    """The whole sequence in one launch a layer, forward and backward; each rank merges its own rows."""
     job, world = shard.job, shard.world
     shard.modes.append("training")
     for layer in range(job.layers):
-        keys, values = shard.part(layer, "k"), shard.part(layer, "v")
+        keys, values = (shard.part(layer, name, np.arange(job.tokens)) for name in ("k", "v"))
         held = [Held(start, keys[start:stop], values[start:stop]) for start, stop in shard.blocks]
-        queries = Queries(shard.part(layer, "q")[shard.tokens], shard.tokens)
-        ran = attend(world, job.ownership, queries, held, job.shape)
-        shard.keep(layer, ran)
+        queries = shard.queries(layer, shard.tokens, 0, job.tokens)
+        ran = attend(world, job.ownership, queries, held, job.shape, merge=merging(job.settings))
+        shard.keep(layer, queries, ran)
         shard.hold(layer, held)
-        d_out = shard.part(layer, "d_out")[shard.tokens]
+        d_out = shard.part(layer, "d_out", shard.tokens)
         grads = backward(world, job.ownership, queries, d_out, ran.rows, held, job.shape)
         none = np.zeros((0, *keys.shape[1:]), np.uint32)
         shard.tensors[layer, "d_out"], shard.tensors[layer, "d_q"] = d_out, grads.d_q
@@ -112,11 +127,15 @@ def roll_out(shard: Shard) -> None:
         positions = np.arange(start, stop, dtype=np.int64)
         mine = np.flatnonzero(np.isin(positions, shard.tokens))
         for layer in range(job.layers):
-            pages[layer].write(start, *(shard.part(layer, name)[start:stop] for name in ("k", "v")))
-            held = pages[layer].read(stop)
-            queries = Queries(shard.part(layer, "q")[start:stop], positions)
-            ran = attend(world, job.ownership, queries, held, job.shape, everywhere=True)
-            shard.keep(layer, ran, mine)
+            pages[layer].write(start, *(shard.part(layer, name, positions, start) for name in ("k", "v")))
+            if job.settings.cache == "overwritten":
+                pages[layer].overwrite(3)
+            held = pages[layer].read(stop, swapped=job.settings.pages == "swapped")
+            queries = shard.queries(layer, positions, start, stop)
+            ran = attend(
+                world, job.ownership, queries, held, job.shape, everywhere=True, merge=merging(job.settings)
+            )
+            shard.keep(layer, queries, ran, mine)
             if stop == job.tokens:
                 shard.hold(layer, held)
 
@@ -137,7 +156,7 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
         role=role,
         engine=f"tracekit {__version__}",
         modes=tuple(shard.modes),
-        dtype=DType.BFLOAT16.value,
+        dtype=job.settings.dtype.value,
         sharding=Sharding(
             tp_rank=world.tp_rank,
             tp_world_size=world.tp_size,
@@ -152,7 +171,7 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
             global_sequence_length=job.tokens,
             blocks=shard.blocks,
         ),
-        reduction=TKA1_REDUCTION,
+        reduction=reduction(job.settings),
         reduction_engine=ran.kernel,
         split_kv=SPLIT,
         effective_cp_world_size=effective,
@@ -177,7 +196,16 @@ def leave(shard: Shard, role: Role, requested_cp: int, folder: Path) -> None:
         PlanEntry(
             Coordinate(0, shard.world.tp_rank, shard.world.cp_rank, owner),
             told_blocks(boundaries),
-            SplitExecution(SPLIT, SplitMode.FIXED, LEAF, boundaries, backend=told.core.actual_backend),
+            SplitExecution(
+                SPLIT,
+                SplitMode.FIXED,
+                LEAF,
+                boundaries,
+                told.reduction.order,
+                told.reduction.accumulate,
+                told.reduction.downcast,
+                told.core.actual_backend,
+            ),
         )
         for owner, boundaries in shard.merged.items()
     )
@@ -197,8 +225,9 @@ def told_blocks(boundaries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int
 def shard_pieces(shard: Shard) -> Iterator[Piece]:
     """Yield what this rank holds, for its digests."""
     for (layer, name), bits in shard.tensors.items():
-        kind = DType.BFLOAT16 if bits.dtype == np.uint16 else DType.FLOAT32
-        yield name, layer, shard.job.key, Bits(bits, kind)
+        if name != "seen":
+            kind = shard.job.settings.dtype if bits.dtype == np.uint16 else DType.FLOAT32
+            yield name, layer, shard.job.key, Bits(bits, kind)
 
 
 def run(job: Job, role: Role, folder: Path, shards: Path, asked: int, *, dies: bool = False) -> None:

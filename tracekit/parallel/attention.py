@@ -4,6 +4,7 @@ Queries go to all owners, partial states `(acc, l, M)` in FP32 come back, and th
 leaves, whichever arrived first: the bits are those of one process that holds everything.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,11 +41,20 @@ class Queries:
 
     Args:
         q: bits `[T, H, D]`.
-        positions: int64 `[T]`; a row sees the keys of its position and before.
+        positions: int64 `[T]`.
+        first: int64 `[T]`, the first key that each row sees.
+        end: int64 `[T]`, the key after the last; causal attention ends behind a row's own position.
     """
 
     q: Array
     positions: Array
+    first: Array
+    end: Array
+
+    @classmethod
+    def causal(cls, q: Array, positions: Array) -> "Queries":
+        """Return rows that see every key up to their own."""
+        return cls(q, positions, np.zeros_like(positions), positions + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +86,22 @@ class Shape:
 
 
 def launch(queries: Queries, held: Held, shape: Shape) -> tka1.Inputs:
-    """Return the launch of queries on one block: each row sees what is causal of it."""
-    start, stop = held.range
-    seen = np.clip(queries.positions + 1, start, stop).astype(np.int64)
-    selection = tka1.Ranges(np.full(len(seen), start, np.int64), seen)
-    family = tka1.FamilyInput((held.keys,), (held.values,), (start,), selection)
-    request = np.zeros(len(seen), np.int32)
+    """Return the launch of queries on one block: each row sees its keys that are there."""
+    selection = tka1.Ranges(
+        *(np.clip(edge, *held.range).astype(np.int64) for edge in (queries.first, queries.end))
+    )
+    family = tka1.FamilyInput((held.keys,), (held.values,), (held.start,), selection)
+    request = np.zeros(len(queries.q), np.int32)
     return tka1.Inputs(queries.q, request, (family,), None, shape.scale_bits, shape.dtype)
+
+
+Merge = Callable[[dict[tka1.Run, tka1.Partials], DType], tka1.Outputs]
+"""How the nodes of all owners become an answer."""
+
+
+def merged_by_tree(parts: dict[tka1.Run, tka1.Partials], dtype: DType) -> tka1.Outputs:
+    """Merge as TKA-1 does: in the order of the leaves, in FP32, in the aligned tree, with one downcast."""
+    return tka1.merge(parts, None, dtype)
 
 
 def attend(
@@ -93,6 +112,7 @@ def attend(
     shape: Shape,
     *,
     everywhere: bool = False,
+    merge: Merge = merged_by_tree,
 ) -> Executed:
     """Compute the attention of one request over all ranks of the world's context-parallel group.
 
@@ -103,6 +123,7 @@ def attend(
         held: the blocks that this rank holds so far, in the order of their tokens.
         shape: what all ranks know.
         everywhere: every rank merges every row, as in a decode; else each its own, as in training.
+        merge: how the nodes become the answer.
 
     Returns:
         The answer of `queries`, and what ran for it.
@@ -120,7 +141,7 @@ def attend(
         for run, node in zip(runs, nodes, strict=True):
             parts[run] = tka1.Partials(node.acc[mine], node.l[mine], node.m[mine])
         merged[owner] = leaves(runs, [(int(start), int(stop)) for start, stop in reached[owner]])
-    return Executed(merged, tka1.merge(parts, None, shape.dtype), tka1.merge_rows(parts))
+    return Executed(merged, merge(parts, shape.dtype), tka1.merge_rows(parts))
 
 
 def leaves(runs: list[tka1.Run], reached: list[Range]) -> tuple[Range, ...]:
@@ -134,9 +155,8 @@ def leaves(runs: list[tka1.Run], reached: list[Range]) -> tuple[Range, ...]:
 
 
 def _everyone(world: World, queries: Queries) -> Queries:
-    return Queries(
-        np.concatenate(world.all_gather(queries.q)), np.concatenate(world.all_gather(queries.positions))
-    )
+    columns = (queries.q, queries.positions, queries.first, queries.end)
+    return Queries(*(np.concatenate(world.all_gather(column)) for column in columns))
 
 
 def _node(run: tka1.Run, queries: Queries, held: list[Held], shape: Shape) -> tka1.Partials:

@@ -58,7 +58,9 @@ def backward(
         shape: what all ranks know.
     """
     everyone = _Everyone(
-        Queries(_all(world, queries.q), _all(world, queries.positions)),
+        Queries(
+            *(_all(world, column) for column in (queries.q, queries.positions, queries.first, queries.end))
+        ),
         _all(world, d_out),
         tka1.Partials(_all(world, rows.acc), _all(world, rows.l), _all(world, rows.m)),
     )
