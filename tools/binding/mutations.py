@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tools.binding.job import Job
 from tools.binding.launch import launch
@@ -120,8 +121,9 @@ def main() -> int:
         missed += not expected
         issue = found.issues[0] if found.issues else None
         differ = sum(part["differ"] for part in found.bits.get("parts", ())) if found.comparable else ""
-        table.add_row(mutation.axis, mutation.name, found.status if expected else f"MISSED ({found.status})",
-                      f"{issue.code} {issue.field}" if issue else "", str(differ))  # fmt: skip
+        verdict = found.status if expected else f"MISSED ({found.status})"
+        first = f"{issue.code} {issue.field}" if issue else ""
+        table.add_row(mutation.axis, mutation.name, verdict, Text(first), str(differ))
     Console(width=140).print(table)
     return 1 if missed else 0
 

@@ -61,7 +61,7 @@ def _describe(train: Path, rollout: Path, found: Binding) -> RenderableType:
     ]
     table = Table("tier", "code", "field", "why", box=None, pad_edge=False)
     for issue in found.issues:
-        table.add_row(issue.tier.value, issue.code, issue.field, issue.message)
+        table.add_row(*(Text(cell) for cell in (issue.tier, issue.code, issue.field, issue.message)))
     if found.issues:
         lines.append(table)
     if found.bits.get("elements"):
