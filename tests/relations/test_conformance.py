@@ -104,3 +104,7 @@ class TestControl(RelationSuite):
 
 class TestHostGraph(RelationSuite):
     relation = relation("host-graph")
+
+
+class TestSchedule(RelationSuite):
+    relation = relation("schedule")

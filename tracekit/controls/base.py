@@ -24,8 +24,8 @@ class Correct:
 
     def capabilities(self) -> Capabilities:
         """What the oracle takes, which is more, and how TKA-1 can be launched, split and trained."""
-        graphs = self._tka1.capabilities().graphs
-        return replace(self._oracle.capabilities(), graphs=graphs, splits=True, grad=True)
+        how, what = self._tka1.capabilities(), self._oracle.capabilities()
+        return replace(what, graphs=how.graphs, schedules=how.schedules, splits=True, grad=True)
 
     def advertised(self) -> frozenset[ClaimId]:
         """Promises are made by the kernels themselves."""

@@ -34,6 +34,8 @@ class Capabilities:
         splits: whether it can be asked to work as the ranks of a parallel job (`Split`).
         grad: whether it can run as in training, and give gradients where a call carries dO.
         graphs: where its launches can be captured; it is `Capturable` then (`providers/graphs/base.py`).
+        schedules: names of legal ways to cut and order a launch that it can be asked for; its answers say
+            then in which one they were computed.
     """
 
     dtypes: frozenset[DType]
@@ -53,6 +55,7 @@ class Capabilities:
     splits: bool = False
     grad: bool = False
     graphs: frozenset[GraphKind] = frozenset()
+    schedules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Execution:
             the backward runs too. Asked where the capabilities say so.
         graph: capture the launch with the inputs of its first call, and replay it for each of its calls;
             None launches them eagerly. `perform` does it. The calls have equally many rows.
+        schedule: one of the schedules of the provider; None is its own choice.
     """
 
     threads: int = 0
@@ -77,6 +81,7 @@ class Execution:
     split: Split | None = None
     grad: bool = False
     graph: GraphKind | None = None
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +118,18 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answers to the calls of a launch, and what really ran."""
+    """The answers to the calls of a launch, and what really ran.
+
+    Args:
+        tensors: the answers.
+        executed: the kernel.
+        schedule: how the work was cut and ordered, read back from the kernel; None where it gives no
+            account, or did not do what it was asked to.
+    """
 
     tensors: tuple[Tensors, ...]
     executed: ExecutedIdentity
+    schedule: str | None = None
 
 
 @runtime_checkable

@@ -4,7 +4,6 @@ Its bits depend on the definition alone, so its identity names no library, proce
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 from tracekit.errors import Unsupported
@@ -58,15 +57,16 @@ class Tka1:
             splits=True,
             grad=True,
             graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
+            schedules=() if self._numpy else tuple(tka1.SCHEDULES),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes.
 
         Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1). So is
-        `host-graph`: it calls no kernel that could be captured.
+        `host-graph`, as it calls no kernel that could be captured, and `schedule`, as it has one only.
         """
-        return frozenset(() if self._numpy else ("after", "host-graph")) | frozenset(
+        return frozenset(() if self._numpy else ("after", "host-graph", "schedule")) | frozenset(
             {
                 "recorded",
                 "rerun",
@@ -109,27 +109,40 @@ class Tka1:
         Raises:
             Unsupported: a call is refused.
         """
-        how, placement = launch.execution, launch.execution.placement
-        if how.split is not None or how.grad:
-            run = partial(self._ranks, split=how.split) if how.split is not None else self._train
-            return Answer(tuple(run(call, how.threads or None) for call in launch.calls), self.identity())
-        plain = partial(self._run, threads=how.threads, fill=None if placement is None else placement.fill)
-        return Answer(tuple(run_placed(plain, call, placement) for call in launch.calls), self.identity())
+        execution = launch.execution
+        ran: list[str | None] = []
 
-    def _ranks(self, call: AttentionCall, threads: int | None, split: Split) -> Tensors:
-        self._take(call)
+        def run(call: AttentionCall) -> Tensors:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+            if execution.split is not None:
+                return self._ranks(call, execution, execution.split)
+            if execution.grad:
+                return self._train(call, execution)
+            tensors, schedule = self._attend(call, execution)
+            ran.append(schedule)
+            return tensors
+
+        tensors = tuple(run_placed(run, call, execution.placement) for call in launch.calls)
+        account = None if None in ran else "; ".join(dict.fromkeys(filter(None, ran))) or None
+        return Answer(tensors, self.identity(), account)
+
+    def _ranks(self, call: AttentionCall, execution: Execution, split: Split) -> Tensors:
+        """Answer one call as the ranks of a job."""
+        threads = execution.threads or None
         at = call.rows.positions
-        answer = attention_of_ranks(inputs(call), at, split, form=self.form, threads=threads)
-        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+        got = attention_of_ranks(inputs(call), at, split, form=self.form, threads=threads)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32))
 
-    def _train(self, call: AttentionCall, threads: int | None) -> Tensors:
-        self._take(call)
-        answer, rows = tka1.training(inputs(call), form=self.form, threads=threads)
+    def _train(self, call: AttentionCall, execution: Execution) -> Tensors:
+        """Answer one call as a training step does, backward and all where there is a dO."""
+        threads = execution.threads or None
+        got, rows = tka1.training(inputs(call), form=self.form, threads=threads)
         grads = None
         if call.grads is not None:
             done = tka1.backward(backward_of(call, call.grads.d_out, rows), form=self.form, threads=threads)
             grads = gradients_of(call, call.grads.d_out, done)
-        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32), grads)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32), grads)
 
     def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: HostPool) -> "Captured":
         """Return a launch over static buffers (graphs/base.py).
@@ -138,17 +151,19 @@ class Tka1:
             Unsupported: a call is refused, or the calls cannot share a launch (`P-GRAPH`).
         """
         for call in calls:
-            self._take(call)
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         return Captured(tka1.static(list(map(inputs, calls)), execution.threads or None, pool), self)
 
-    def _take(self, call: AttentionCall) -> None:
-        if reason := self.refuses(call):
-            raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
-
-    def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
-        self._take(call)
-        answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
-        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+    def _attend(self, call: AttentionCall, execution: Execution) -> tuple[Tensors, str | None]:
+        """Answer one call, and say in which schedule where the kernel gives an account."""
+        fill = None if execution.placement is None else execution.placement.fill
+        threads, account = execution.threads or None, None
+        if self._numpy or fill is not None:
+            got = tka1.attention(inputs(call), form=self.form, threads=threads, fill=fill)
+        else:
+            got, account = tka1.scheduled(inputs(call), execution.schedule, threads=threads)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32)), account
 
 
 class Captured:

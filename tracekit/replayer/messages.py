@@ -107,6 +107,7 @@ class Answered:
         d_kv: gradients of KV, of the requests that one call of the launch holds.
         d_sink: FP32 `[H]`, where the launch is one call.
         free: what the variant may legally change: names of these tensors.
+        schedule: in which way, as `Answer` says it.
     """
 
     requests: tuple[RequestKey, ...]
@@ -119,6 +120,7 @@ class Answered:
     d_kv: Mapping[RequestKey, Mapping[KVFamily, KVRows]] = field(default_factory=dict)
     d_sink: Bits | None = None
     free: frozenset[str] = frozenset()
+    schedule: str | None = None
 
     def aligned(self, rows: Rows) -> tuple[Array, Array]:
         """Return int64 `[m]` places among the answers, and int64 `[m]` the row of `rows` at each.
@@ -176,6 +178,7 @@ def gather(launch: Launch, answer: Answer) -> Answered:
         Bits(np.concatenate(lse), DType.FLOAT32) if len(lse) == len(launch.calls) else None,
         answer.executed,
         *_gradients(launch, answer),
+        schedule=answer.schedule,
     )
 
 

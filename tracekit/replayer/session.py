@@ -18,7 +18,7 @@ from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
-from tracekit.relations.base import Expectation, Grounded, Relation, subject_of
+from tracekit.relations.base import Expectation, Grounded, Relation, Rescheduled, subject_of
 from tracekit.replayer.gradients import compare_gradients
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
@@ -166,6 +166,12 @@ class Session:
         for name, answered in self.worker.variants(call, tally.relation, self.seed, self.threads):
             if tally.relation.expects is Expectation.TRACE and _is_another(tally, call, answered):
                 return
+            if isinstance(tally.relation, Rescheduled):
+                usual = None if baseline is None else baseline.schedule
+                # What was asked for proves nothing; only what the kernel says that it did.
+                tally.schedules[name] |= answered.schedule not in (None, usual)
+                if answered.schedule in (None, usual):
+                    continue
             comparison, rows = compare_answer(call, expected, answered)
             if baseline is not None:
                 gradients, absent = compare_gradients(call, baseline, answered)
@@ -178,7 +184,10 @@ class Session:
                 tally.missing = tally.missing or f"the lse is missing in variant `{name}` of call {index}"
             tally.add(index, name, comparison, answered.executed)
         if tally.variants == before:
-            tally.not_applicable["the call has no variant"] += 1
+            if isinstance(tally.relation, Rescheduled) and usual is None:
+                tally.no_evidence["the kernel does not say in which schedule it ran"] += 1
+            else:
+                tally.not_applicable["the call has no variant"] += 1
             return
         tally.calls += 1
         if not covered.all():

@@ -1,11 +1,12 @@
 """What was seen of one claim about one kernel, over all calls of a trace, and the verdict that follows."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tracekit.compare import Bounded, Comparison
 from tracekit.model import ExecutedIdentity
+from tracekit.providers import registry
 from tracekit.relations.base import Expectation, Relation
 from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import Status, Verdict
@@ -46,6 +47,7 @@ class Tally(Generic[R]):
     refused: Counter[str] = field(default_factory=Counter)
     no_evidence: Counter[str] = field(default_factory=Counter)
     not_run: Counter[str] = field(default_factory=Counter)
+    schedules: defaultdict[str, bool] = field(default_factory=lambda: defaultdict(bool))
 
     @property
     def stopped(self) -> bool:
@@ -80,6 +82,7 @@ class Tally(Generic[R]):
             incomplete: why the capture is incomplete, or an empty text.
         """
         status, reason = self._judge(incomplete)
+        reason = "; ".join(filter(None, (reason, registry.label(self.provider))))
         bounded = self.relation.expects is Expectation.ENVELOPE and status is not Status.REFUTED
         again = status in (Status.REFUTED, Status.OBSERVED_VARIES)
         return Verdict(
@@ -147,6 +150,8 @@ class Tally(Generic[R]):
                 text += f"; {self._no_bound()}"
         else:
             text = f"same bits in {_many(self.variants, 'variant')} of {_many(self.calls, 'call')}"
+            if never := [name for name, ran in self.schedules.items() if not ran]:
+                text += f"; could not be run: {', '.join(never)}"
         return text + self._left_out()
 
     def _no_bound(self) -> str:
@@ -179,7 +184,9 @@ def described(identity: ExecutedIdentity | None) -> dict[str, str]:
     """Return an identity as text by name."""
     if identity is None:
         return {}
-    parts = {"kernel": identity.kernel, **identity.libraries, "device": identity.device}
+    # One that names nothing but itself is that of a definition, whose bits are those of any device.
+    device = {} if set(identity.libraries) == {identity.kernel} else {"device": identity.device}
+    parts = {"kernel": identity.kernel, **identity.libraries, **device}
     return parts | {name: text for name, text in (("arch", identity.arch), ("isa", identity.isa)) if text}
 
 

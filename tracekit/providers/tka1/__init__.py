@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.env import settings
+from tracekit.errors import Unsupported
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_backward, numpy_form
@@ -12,11 +13,13 @@ from tracekit.providers.tka1.gradients import Backward, FamilyGradients, Gradien
 from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.numpy_backward import merge_sums
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, merge_rows, within
+from tracekit.providers.tka1.schedules import SCHEDULES, Schedule
 from tracekit.providers.tka1.static import StaticLaunch
 
 __all__ = [
     "DTYPES",
     "LEAF",
+    "SCHEDULES",
     "SPEC",
     "Backward",
     "FamilyGradients",
@@ -37,6 +40,7 @@ __all__ = [
     "merge_rows",
     "merge_sums",
     "partials",
+    "scheduled",
     "serving",
     "static",
     "sum_of_sinks",
@@ -97,6 +101,31 @@ def attention(
         library = native.load(served.isa)
         return library.guarded(inputs, settings().threads if threads is None else threads, fill)
     return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
+
+
+def scheduled(
+    inputs: Inputs, schedule: str | None = None, *, threads: int | None = None
+) -> tuple[Outputs, str | None]:
+    """Compute a launch by the best build, and say how its work was cut and ordered.
+
+    Args:
+        inputs: the launch.
+        schedule: one of `SCHEDULES`, or None for the usual one. None of them changes a bit.
+        threads: as `attention`.
+
+    Returns:
+        The answer and the account of the kernel; None where it did not follow the schedule.
+
+    Raises:
+        Unsupported: `P-SCHEDULE`, there is no such schedule.
+        Unavailable: `K-NO-LIBRARY`, no build runs here.
+    """
+    if schedule is not None and schedule not in SCHEDULES:
+        raise Unsupported(
+            f"there is no schedule {schedule!r}; there are {', '.join(SCHEDULES)}.", rule="P-SCHEDULE"
+        )
+    asked = Schedule() if schedule is None else SCHEDULES[schedule]
+    return _library().run_as(inputs, settings().threads if threads is None else threads, asked)
 
 
 def partials(
@@ -164,8 +193,11 @@ def static(launches: Sequence[Inputs], threads: int | None, pool: HostPool) -> S
         Unavailable: `K-NO-LIBRARY`, no build runs here.
         Unsupported: `P-GRAPH`, they differ in what is passed by value.
     """
-    library = native.load(_pick("native", None)[0].isa or native.BASELINE)
-    return StaticLaunch(library, launches, settings().threads if threads is None else threads, pool)
+    return StaticLaunch(_library(), launches, settings().threads if threads is None else threads, pool)
+
+
+def _library() -> native.Library:
+    return native.load(_pick("native", None)[0].isa or native.BASELINE)
 
 
 _Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]

@@ -21,16 +21,16 @@ from tracekit.providers.graphs.host import launch
 from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
-from tracekit.providers.tka1.abi import Args, GradArgs, arguments, grad_arguments
+from tracekit.providers.tka1.abi import Args, arguments
+from tracekit.providers.tka1.abi_backward import GradArgs, grad_arguments
 from tracekit.providers.tka1.gradients import Backward, Gradients, room
 from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
+from tracekit.providers.tka1.schedules import Ran, Schedule
 
 BASELINE = "v1"
 BUILDS = {"v4": 4, "v3": 3, "v1": 1}
 """Builds, best first, and the number by which a processor says that it can run them."""
 
-ENTRIES = ("tka1_run", "tka1_clear", "tka1_backward")
-"""Functions that compute a launch."""
 
 Where = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Says in which array a launch finds one of its own: itself, or a copy somewhere else."""
@@ -57,6 +57,13 @@ class Library:
     def run(self, inputs: Inputs, threads: int = 1) -> Outputs:
         """Compute a launch on up to `threads` threads; the number changes no bit (S15)."""
         return self._outputs(self.handle.tka1_run, inputs, threads)
+
+    def run_as(self, inputs: Inputs, threads: int, schedule: Schedule) -> tuple[Outputs, str | None]:
+        """Compute a launch in a schedule, which changes no bit; say what ran, None if it was another."""
+        ran = Ran()
+        more = ctypes.byref(schedule), ctypes.byref(ran)
+        out = self._outputs(self.handle.tka1_run_as, inputs, threads, *more)
+        return out, str(ran) if ran.followed(schedule) else None
 
     def guarded(self, inputs: Inputs, threads: int, fill: Fill) -> Outputs:
         """Compute a launch whose buffers lie between canaries, over a filled heap (`Guarded`).
@@ -117,9 +124,10 @@ class Library:
         """Compute the rows before S10 by the clear form."""
         return self._partials(self.handle.tka1_clear, inputs, threads)
 
-    def _outputs(self, entry: Any, inputs: Inputs, threads: int) -> Outputs:
+    def _outputs(self, entry: Any, inputs: Inputs, threads: int, *more: Any) -> Outputs:
         out = _outputs(inputs)
-        self._call(entry, inputs, threads, _as_it_is, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
+        results = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
+        self._call(entry, inputs, threads, _as_it_is, *more, **results)
         return out
 
     def _partials(self, entry: Any, inputs: Inputs, threads: int) -> Partials:
@@ -128,7 +136,7 @@ class Library:
         return part
 
     def _call(
-        self, entry: Any, inputs: Inputs, threads: int, where: Where, **results: npt.NDArray[Any]
+        self, entry: Any, inputs: Inputs, threads: int, where: Where, *more: Any, **results: npt.NDArray[Any]
     ) -> None:
         keep: list[npt.NDArray[Any]] = []
 
@@ -138,7 +146,7 @@ class Library:
             return keep[-1].ctypes.data
 
         args = arguments(inputs, place, results)
-        self.check(launch(entry, args, max(1, threads), memory=tuple(keep)))
+        self.check(launch(entry, args, max(1, threads), *more, memory=tuple(keep)))
 
     def check(self, failed: int) -> None:
         """Refuse what a kernel returned where it is not 0.
@@ -220,23 +228,31 @@ def load(isa: str) -> Library:
 def load_file(path: Path, isa: str) -> Library:
     """Open one library file and test it; errors as `load`."""
     library = Library(path, isa, _open(path))
-    selftest.check(library.run, library.partials, library.backward, str(path))
+    selftest.check(library.run, library.partials, str(path), backward=library.backward)
     return library
 
 
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
     sizes = {"tka1_args_size": Args, "tka1_grad_args_size": GradArgs}
-    fits = all(_fits(handle, name, layout) for name, layout in sizes.items())
-    if not fits or not all(hasattr(handle, name) for name in ENTRIES):
+    complete = all(
+        hasattr(handle, name) for name in ("tka1_run", "tka1_run_as", "tka1_clear", "tka1_backward")
+    )
+    if not complete or not all(_fits(handle, name, layout) for name, layout in sizes.items()):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
             library=str(path),
         )
-    for name in ENTRIES[:2]:
-        getattr(handle, name).argtypes = [ctypes.POINTER(Args), ctypes.c_int]
+    for entry in (handle.tka1_run, handle.tka1_clear):
+        entry.argtypes = [ctypes.POINTER(Args), ctypes.c_int]
     handle.tka1_backward.argtypes = [ctypes.POINTER(GradArgs), ctypes.c_int]
+    handle.tka1_run_as.argtypes = [
+        ctypes.POINTER(Args),
+        ctypes.c_int,
+        ctypes.POINTER(Schedule),
+        ctypes.POINTER(Ran),
+    ]
     return handle
 
 

@@ -23,7 +23,7 @@ from tracekit.errors import ProviderFailed, Unavailable
 Kind = Literal["nvrtc", "hiprtc"]
 
 ENTRY = "tk_gpu.cu"
-HEADERS = ("tk_block.h", "tk_row.h", "tk_args.h", "tk_math.h")
+HEADERS = ("tk_grad_block.h", "tk_grad.h", "tk_block.h", "tk_row.h", "tk_args.h", "tk_math.h")
 
 _OPTIONS: dict[Kind, tuple[str, ...]] = {  # S1: no contraction, subnormals kept
     "nvrtc": ("-std=c++17", "--fmad=false", "--ftz=false"),
@@ -38,13 +38,14 @@ _PLACES: dict[Kind, tuple[str, ...]] = {
 
 
 def sources() -> dict[str, str]:
-    """Return the kernel and its headers by file name, as they are installed with the package.
+    """Return the kernel and its headers by file name: as installed with the package, else those of the clone.
 
     Raises:
         Unavailable: `K-NO-SOURCE` where the installation lacks them.
     """
-    for folder in reversed(list(tracekit.__path__)):
-        place = Path(folder) / "_native" / "src"
+    installed = [Path(folder) / "_native" / "src" for folder in reversed(list(tracekit.__path__))]
+    tree = [Path(folder).parent / "kernels" for folder in tracekit.__path__]  # a clone that is not installed
+    for place in (*installed, *tree):
         if (place / ENTRY).is_file():
             return {name: (place / name).read_text() for name in (ENTRY, *HEADERS)}
     raise Unavailable(
