@@ -8,7 +8,7 @@ What can wait waits: a launch is kept as copies of its tensors and a function th
 described, checked and given its LSE when the engine has finished.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from tracekit.errors import TracekitError, Unsupported
@@ -139,6 +139,20 @@ class Session:
         """The weights were updated between two steps."""
         self.updates += 1
         self.history.tell(NewWeights(self.weights))
+
+    @property
+    def skips_steps(self) -> bool:
+        """Whether a filter may leave out whole steps, whose KV nobody compares."""
+        return self._choice.filters.skips_steps
+
+    def lose_kv(self, handles: Iterable[Handle]) -> None:
+        """The KV of some requests changed before the step that comes next, and no step compared it.
+
+        Their tokens are sound so far; launches over their KV are cut from here on.
+        """
+        for handle in handles:
+            self.requests[handle].lose(self.current)
+        self.history.lose(f"KV was reordered or written over before step {self.current}")
 
     def wants(self, layer: int) -> bool:
         """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
