@@ -9,14 +9,13 @@ cumulative lengths of a packed launch, which `DotProductAttention` does not take
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask
 from tracekit.engines.megatron_points import Kind
 from tracekit.engines.megatron_step import Slots, packed_slots
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.torch_bits import borrow, widened
 from tracekit.errors import Unsupported
 from tracekit.model import Array, Bits, DType, Ranges, scale_to_bits
 from tracekit.providers import tka1
@@ -173,7 +172,7 @@ def attend(
             q=np.ascontiguousarray(q[slots.row_slots]),
             request=slots.request,
             families=(family,),
-            sink=None if sink is None else _sink_bits(sink),
+            sink=None if sink is None else widened(sink, "softmax_offset").data,
             scale_bits=scale_to_bits(scale),
         )
     )
@@ -192,11 +191,6 @@ def _unflat(rows: Array, slots: Slots) -> Array:
     flat = np.zeros((slots.batch * slots.length, *rows.shape[1:]), rows.dtype)
     flat[slots.row_slots] = rows
     return flat if slots.packed else flat.reshape(slots.batch, slots.length, *rows.shape[1:]).swapaxes(0, 1)
-
-
-def _sink_bits(sink: torch.Tensor) -> npt.NDArray[np.uint32]:
-    borrowed = borrow(sink, "softmax_offset")
-    return Bits(borrowed.data.copy(), borrowed.dtype).to_float32().view(np.uint32)
 
 
 def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], bias: torch.Tensor | None) -> None:
