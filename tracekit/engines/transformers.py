@@ -31,6 +31,7 @@ from tracekit.engines.transformers_step import (
 from tracekit.engines.transformers_weights import Weights
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
+from tracekit.recorder.history import Computed
 from tracekit.recorder.session import Session
 
 LATER = {"glm_moe_dsa": "its sparse indexer"}
@@ -124,7 +125,7 @@ class Recorder:
                 fresh,
                 expected=expected,
                 mode=Mode.TRAINING if training else None,
-                spans={handle: (held[handle], held[handle] + len(new)) for handle, new in fresh.items()},
+                spans={h: Computed(held[h], held[h] + len(new)) for h, new in fresh.items()},
             )
             forward.implementation = str(self._model.config._attn_implementation)
             self._forward = forward

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracekit.model import Mode, RequestKey
 from tracekit.model.events import GateMode
@@ -22,6 +22,24 @@ _MODES = {
 }
 
 
+class Computed(NamedTuple):
+    """The rows of one request that a step computes: positions `first .. end - 1`.
+
+    Args:
+        first: the first of them.
+        end: the position after the last.
+        mode: why they are computed; None takes that of the step, or tells it by the tokens. One launch may
+            hold a chunk of a prompt beside rows that are decoded.
+        cache_version: write epoch of the KV that the request has in this step: what a launch is taken to
+            have read where a filter left it out.
+    """
+
+    first: int
+    end: int
+    mode: Mode | None = None
+    cache_version: int = 0
+
+
 class HistoryLog:
     """The entries of a recording. Requests are handles, as text, until `resolve`.
 
@@ -35,22 +53,24 @@ class HistoryLog:
         self._open: Pass | None = None
 
     def begin(
-        self, step: int, spans: Mapping[Handle, tuple[int, int]], modes: Mapping[Handle, Mode], weights: int
+        self, step: int, spans: Mapping[Handle, Computed], modes: Mapping[Handle, Mode], weights: int
     ) -> None:
         """Begin a pass.
 
         Args:
             step: of the trace.
-            spans: first position and end of each request's rows.
-            modes: why they are computed.
+            spans: the rows of each request.
+            modes: why they are computed, where a request does not say so itself.
             weights: version of the weights in force.
         """
         if self.lost == _NOBODY:
             self.lost = ""
         rows = tuple(
-            PassRows(str(handle), first, end, _MODES[modes[handle]])
-            for handle, (first, end) in spans.items()
-            if end > first
+            PassRows(
+                str(handle), span.first, span.end, _MODES[span.mode or modes[handle]], span.cache_version
+            )
+            for handle, span in spans.items()
+            if span.end > span.first
         )
         self._rows += len(rows)
         if self._rows > MOST:

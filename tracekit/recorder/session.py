@@ -31,7 +31,7 @@ from tracekit.recorder.choice import Choice
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
 from tracekit.recorder.following import Following
-from tracekit.recorder.history import HistoryLog
+from tracekit.recorder.history import Computed, HistoryLog
 from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.lacking import missing_gradients, nothing_kept
 from tracekit.recorder.ledger import Ledger, OpenStep
@@ -111,7 +111,7 @@ class Session:
         *,
         expected: int | None = None,
         mode: Mode | None = None,
-        spans: Mapping[Handle, tuple[int, int]] | None = None,
+        spans: Mapping[Handle, Computed] | None = None,
     ) -> None:
         """Begin a step.
 
@@ -119,8 +119,8 @@ class Session:
             tokens: the new tokens of each request of the step.
             expected: hooks that should fire; None where that is not known.
             mode: why the step is made; None tells prefill from decode by the tokens.
-            spans: first position and end of the rows of each request, from adapters that follow the history
-                of requests (docs/gate.md); a step without them ends the history.
+            spans: the rows of each request, and why each request has them, from adapters that follow the
+                history of requests (docs/gate.md); a step without them ends the history.
         """
         self.end("the step before it did not end")
         modes = {handle: self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)}
