@@ -60,11 +60,11 @@ def test_an_engine_that_dies_leaves_what_was_recorded(qwen3, prompt, monkeypatch
     original = runner.execute_model
     calls = []
 
-    def dies(scheduled, *args):
-        calls.append(scheduled)
+    def dies(scheduler_output, *args):
+        calls.append(scheduler_output)
         if len(calls) == 3:
             raise RuntimeError("out of memory")
-        return original(scheduled, *args)
+        return original(scheduler_output, *args)
 
     written = []
     with monkeypatch.context() as patched:

@@ -11,7 +11,7 @@ from vllm import LLM
 from tests.engines_vllm.tiny_engine import dense, generate
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines.vllm_points import attention_layers, runner_of
-from tracekit.model import Bits, KVFamily, KVRows, Mode
+from tracekit.model import Bits, KVFamily, KVRows, Mode, RequestKey, RowId
 from tracekit.recorder.api import CaptureIncomplete
 
 needs_amx = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this processor has no AMX")
@@ -75,7 +75,13 @@ def amx_mla(gpt_oss, tmp_path_factory):
 @pytest.fixture(scope="session")
 def cpu_mla(gpt_oss, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny-deepseek-v3")
-    return start(folder, attention_config={"backend": "CPU_MLA"})
+    # No chunks: a prompt waits until all of it fits into a step.
+    return start(
+        folder,
+        attention_config={"backend": "CPU_MLA"},
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=256,
+    )
 
 
 @pytest.fixture
@@ -103,6 +109,25 @@ def assert_latents(call):
     assert np.array_equal(values, keys[..., :LATENT])
     assert call.out.bits.shape == (call.num_rows, HEADS, LATENT)
     assert call.conventions.output_boundary == "latent, before the value projection"
+
+
+def assert_written(got, taken, steps):
+    """Every row of every call is what its layer wrote at that position, all of them told apart."""
+    for layer in (0, 1):
+        assert [len(rows) for rows in taken[layer]] == [len(ids) for ids in steps]
+        wrote = {
+            row: bits
+            for ids, rows in zip(steps, taken[layer], strict=True)
+            for row, bits in zip(ids, rows, strict=True)
+        }
+        assert len({bits.tobytes() for bits in wrote.values()}) == len(wrote)
+        for call in got.of(layer):
+            for index, key in enumerate(call.rows.requests):
+                held = dense(call, index)
+                last = int(call.rows.positions[call.rows.request == index].max())
+                assert (held.first, held.end) == (0, last + 1)
+                wanted = np.stack([wrote[RowId(key, p)] for p in range(last + 1)])
+                assert np.array_equal(held.keys.data[:, 0], wanted), (layer, call.step)
 
 
 def outside(call):
@@ -140,32 +165,37 @@ def test_with_amx_prefills_and_decodes_read_latents(amx_mla, run, prompt, writte
     for call in got.calls:
         assert_latents(call)
         assert_inside(call)
-    for layer in (0, 1):
-        rows = np.concatenate([call.rows.positions for call in got.of(layer)])
-        wrote = np.concatenate(taken[layer])
-        assert len(rows) == len(wrote)
-    last = got.of(1)[-1]
-    own = [dense(last, i).keys.data[-1, 0] for i in range(len(last.rows.requests))]
-    assert np.array_equal(own, taken[1][-1])
+    # One write a step and layer, of all its rows; those of decodes stand first.
+    steps = defaultdict(list)
+    for call in sorted(got.of(0), key=lambda call: "decode" not in call.provenance.executed.kernel):
+        steps[call.step] += call.rows.ids
+    assert_written(got, taken, [steps[step] for step in sorted(steps)])
 
 
 def test_without_amx_decodes_are_recorded_and_prefills_refused_by_name(cpu_mla, run, prompt, written):
-    prompts = [prompt(40, 1), prompt(7, 2)]
+    """The second prompt does not fit beside the first: it is prefilled beside a decode, which is recorded."""
+    prompts = [prompt(200, 1), prompt(90, 2)]
     plain = generate(cpu_mla, prompts, 4)
     taken = written(cpu_mla)
     with pytest.warns(CaptureIncomplete, match="expands the keys and values of a prefill"):
         got = run(cpu_mla, prompts, 4)
 
     assert got.tokens == plain
-    first, *rest = got.recording.ledger
+    first, mixed, *rest = got.recording.ledger
     assert (first.recorded, "expands" in first.cut) == (0, True)
+    assert (mixed.expected, mixed.fired, mixed.recorded) == (4, 4, 2)
+    assert "expands" in mixed.cut
     assert all(line.complete and line.recorded == 2 for line in rest)
-    assert {call.mode for call in got.calls} == {Mode.DECODE}
+    assert [call.step for call in got.of(0)][:1] == [1]
+    assert {call.mode for call in got.calls[2:]} == {Mode.DECODE}
     for call in got.calls:
+        assert call.provenance.executed.kernel == "vllm.mla_decode_kvcache"
         assert_latents(call)
         assert_inside(call)
-    for layer in (0, 1):
-        call = got.of(layer)[-1]
-        wrote = np.concatenate(taken[layer])
-        assert np.array_equal(dense(call, 0).keys.data[:40, 0], wrote[:40])
-        assert np.array_equal([dense(call, i).keys.data[-1, 0] for i in (0, 1)], wrote[-2:])
+    one, two = (RequestKey.of_prompt(ids) for ids in prompts)
+    prefills = [
+        [RowId(key, p) for p in range(len(ids))] for key, ids in ((one, prompts[0]), (two, prompts[1]))
+    ]
+    decodes = [call.rows.ids for call in got.of(0)]
+    steps = [prefills[0], [*decodes[0], *prefills[1]], *decodes[1:]]
+    assert_written(got, taken, steps)

@@ -31,7 +31,9 @@ class PaddingForgotten(Twin):
 
 def over_first(launch: AttentionCall, own: Sequence[RequestKey]) -> AttentionCall:
     """Return a padded launch whose own request i reads the KV of its request i, and what that lacks not."""
-    kv = launch.kv | dict(zip(own, (launch.kv[key] for key in launch.rows.requests), strict=False))
+    kv = dict(launch.kv) | {
+        key: launch.kv[other] for key, other in zip(own, launch.rows.requests, strict=False)
+    }
     of_row = [row.request for row in launch.rows.ids]
     return keep(launch, lambda ids, t, family: held(ids, kv[of_row[t]][family])).with_kv(kv)
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tracekit.env import settings
@@ -110,6 +111,7 @@ class Runners:
 
 
 def _wrapped(original: Callable[..., Any], runners: Runners) -> Callable[..., Any]:
+    @wraps(original)  # the recorder reads the arguments by the names of the original
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         joined = runners.join(self)
         return original(self, *args, **kwargs) if joined is None else joined(*args, **kwargs)

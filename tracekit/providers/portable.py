@@ -40,6 +40,7 @@ class Tka1:
             launch_plan=False,
             page_sizes=PAGE_SIZES,
             layouts=tuple(Layout),
+            reads_pages=False,
             padding=frozenset(Padding),
             fills=True,
             graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),

@@ -10,6 +10,9 @@ from tracekit.relations.base import Expectation, Relation
 from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import Status, Verdict
 
+_OF_PAGES = frozenset({"page-ids", "page-size", "layout"})
+"""Claims about pages alone."""
+
 R = TypeVar("R", bound=Relation | IndexerRelation)
 
 
@@ -21,11 +24,13 @@ class Tally(Generic[R]):
         relation: the claim.
         provider: the kernel.
         probed: whether the kernel never made the claim.
+        reads_pages: whether the kernel reads pages itself, as its capabilities say.
     """
 
     relation: R
     provider: str
     probed: bool
+    reads_pages: bool = True
     calls: int = 0
     variants: int = 0
     found: Comparison = field(default_factory=Comparison)
@@ -147,6 +152,8 @@ class Tally(Generic[R]):
                 text += f"; {self._no_bound()}"
         else:
             text = f"same bits in {_many(self.variants, 'variant')} of {_many(self.calls, 'call')}"
+            if self.relation.id in _OF_PAGES and not self.reads_pages:
+                text += ", of canonicaliser and kernel together: the kernel reads no pages itself"
         return text + self._left_out()
 
     def _no_bound(self) -> str:
