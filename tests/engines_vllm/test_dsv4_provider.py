@@ -12,7 +12,7 @@ from tracekit.canonical import fp8
 from tracekit.canonical.fp8_ds_mla import CODES, GROUP, LatentStorage, from_keys
 from tracekit.errors import Unavailable
 from tracekit.model import Bits, DType, KVFamily, KVRows, LaunchPlan, Ranges, Selection
-from tracekit.providers import vllm_dsv4
+from tracekit.providers import vllm_cpu_ops
 from tracekit.providers.base import Launch, Provider
 from tracekit.providers.vllm_dsv4 import KERNEL, VllmDsv4
 from tracekit.providers.vllm_dsv4_cache import FP8, smallest_scales
@@ -212,7 +212,7 @@ def test_a_processor_without_the_operator_is_told(monkeypatch):
     class Nothing:
         pass
 
-    monkeypatch.setattr(vllm_dsv4, "operators", Nothing)
+    monkeypatch.setattr(vllm_cpu_ops, "operators", Nothing)
     with pytest.raises(Unavailable, match="avx512_bf16") as caught:
         VllmDsv4()
     assert caught.value.rule == "P-VLLM"
