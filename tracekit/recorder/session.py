@@ -105,6 +105,11 @@ class Session:
         """The number of the step that runs or comes next."""
         return self._ledger.steps
 
+    @property
+    def weights(self) -> int:
+        """The version of the weights in force."""
+        return self.identity.model_version + self.updates
+
     def begin(
         self,
         tokens: Mapping[Handle, Array],
@@ -127,7 +132,7 @@ class Session:
         self._mode = mode or (Mode.DECODE if set(modes.values()) == {Mode.DECODE} else Mode.PREFILL)
         if spans is not None:
             each = {handle: mode or modes.get(handle, self._mode) for handle in spans}
-            self.history.begin(self.current, spans, each, self.identity.model_version + self.updates)
+            self.history.begin(self.current, spans, each, self.weights)
         else:
             self.history.lose(f"step {self.current} does not say which rows it computed")
         self._open = OpenStep(self.current, expected)
@@ -137,7 +142,7 @@ class Session:
     def new_weights(self) -> None:
         """The weights were updated between two steps."""
         self.updates += 1
-        self.history.tell(NewWeights(self.identity.model_version + self.updates))
+        self.history.tell(NewWeights(self.weights))
 
     def wants(self, layer: int) -> bool:
         """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
