@@ -59,6 +59,7 @@ def replay(
     seed: int = 0,
     threads: int = 0,
     timeout: float | None = None,
+    jobs: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Replay claims on traces.
@@ -74,6 +75,7 @@ def replay(
         seed: seed of random variants.
         threads: threads of CPU kernels; 0 is their default.
         timeout: seconds that one launch may take; None is the setting TRACEKIT_TIMEOUT.
+        jobs: traces replayed at a time; None takes the cores that this process may use.
         progress: called with (done, total, text).
 
     Raises:
@@ -97,6 +99,7 @@ def replay(
             seed=seed,
             threads=threads,
             timeout=timeout,
+            jobs=jobs,
             progress=progress,
         )
 
