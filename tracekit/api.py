@@ -1,4 +1,4 @@
-"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `verify`."""
+"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `bind`, `verify`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from tracekit.compare.diff import Diff, compare_traces
+from tracekit.contract.judge import bind_runs as bind
 from tracekit.gate.recorded import Judgement, judge
 from tracekit.recorder.api import record
 from tracekit.recorder.merge import merge
@@ -16,7 +17,7 @@ from tracekit.store import Trace, Violation, open_trace, verify_trace
 StrPath = str | PathLike[str]
 Names = str | Sequence[str] | None
 
-__all__ = ["diff", "history", "merge", "open", "record", "replay", "verify"]
+__all__ = ["bind", "diff", "history", "merge", "open", "record", "replay", "verify"]
 
 
 def open(path: StrPath) -> Trace:
