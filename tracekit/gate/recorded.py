@@ -12,12 +12,13 @@ from typing import Any
 
 from tracekit.errors import GateRefused
 from tracekit.gate.machine import transition
+from tracekit.gate.owed import Owed
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
 from tracekit.gate.state import Rows as Kept
 from tracekit.model import AttentionCall, KVFamily, Recording, Rows, Tag
 from tracekit.model.events import Attend, Read, Span
-from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows
 
 
 class Legality(StrEnum):
@@ -84,6 +85,7 @@ class Launch:
     rows: Rows
     held: Mapping[str, Mapping[KVFamily, Held]]
     window: int | None
+    kernel: str
 
     @classmethod
     def of(cls, call: AttentionCall) -> "Launch":
@@ -94,7 +96,8 @@ class Launch:
             }
             for key, families in call.kv.items()
         }
-        return cls(call.step, call.layer, call.rows, held, call.conventions.window)
+        kernel = call.provenance.executed.kernel
+        return cls(call.step, call.layer, call.rows, held, call.conventions.window, kernel)
 
 
 def judge(recording: Recording, calls: Iterable[AttentionCall | Launch]) -> Judgement:
@@ -127,7 +130,7 @@ def judge(recording: Recording, calls: Iterable[AttentionCall | Launch]) -> Judg
 def _where(entry: Entry | None, number: int) -> dict[str, Any]:
     if entry is None:
         return {}
-    return {"entry": number, "step": entry.step} if isinstance(entry, Pass) else {"entry": number}
+    return {"entry": number, "step": entry.step} if hasattr(entry, "step") else {"entry": number}
 
 
 class Prover:
@@ -148,6 +151,7 @@ class Prover:
             self._pattern.setdefault(launch.layer, launch)
         self._filtered = {line.step: line.filtered for line in recording.ledger if line.tag is Tag.NORMAL}
         self._cut = {line.step for line in recording.ledger if line.cut}
+        self._gradients = Owed()
 
     def take(self, entry: Entry) -> None:
         """Prove one entry.
@@ -155,21 +159,29 @@ class Prover:
         Raises:
             GateRefused: it was not legal.
         """
+        if isinstance(entry, PassBackward):
+            self.ledger = self._gradients.paid(self.ledger, entry, self._pattern)
+            return
         if not isinstance(entry, Pass):
             self.ledger = transition(self.ledger, entry)
             return
         before, launched = self.ledger, self._of_step.pop(entry.step, {})
-        missing = [layer for layer in self._pattern if layer not in launched]
+        layers = [layer for layer in sorted(self._pattern) if layer in entry.layers or not entry.layers]
+        missing = [layer for layer in layers if layer not in launched]
+        beyond = [layer for layer in launched if layer not in layers]
+        if beyond:
+            refuse("G-TRACE-CALL", "the pass is not of this layer", step=entry.step, layer=min(beyond))
         whole = not entry.failed and entry.step not in self._cut
         if whole and len(missing) > self._filtered.get(entry.step, 0):
             text = "the layer has no call in this pass, and no filter left it out"
             refuse("G-TRACE-CALL", text, step=entry.step, layer=missing[0])
-        for layer in sorted(self._pattern):
+        for layer in layers:
             calls = launched.get(layer, [])
             if calls or not entry.failed:
                 self._launch(entry, layer, calls)
-        if entry.failed:
+        if entry.failed and not entry.layers:  # a pass that names its layers has those, and moves no rows
             self.ledger = before
+            self._gradients.failed(entry.step)
 
     def finish(self) -> None:
         """Every call belongs to a pass.
@@ -205,8 +217,12 @@ class Prover:
                     place = {"step": entry.step, "layer": layer, "request": name}
                     refuse("G-TRACE-CALL", "two calls of the layer read other rows", **place)
         spans = tuple(self._span(rows, layer, held.get(rows.request)) for rows in entry.rows)
-        window = self._pattern[layer].window
-        self.ledger = transition(self.ledger, Attend(layer, spans, entry.model_version, window))
+        like = calls[0] if calls else self._pattern[layer]
+        kernel = like.kernel if layer in entry.owing else ""
+        event = Attend(layer, spans, entry.model_version, like.window, kernel=kernel)
+        self.ledger = transition(self.ledger, event)
+        if kernel:
+            self._gradients.owe(entry.step, layer, self.ledger.epoch)
         self.calls += len(calls)
         self.assumed += not calls
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tracekit.model import Mode, RequestKey
 from tracekit.model.events import GateMode
-from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows
 from tracekit.recorder.observation import Handle
 
 MOST = 500_000
@@ -51,6 +51,8 @@ class HistoryLog:
         self._entries: list[Entry] = []
         self._rows = 0
         self._open: Pass | None = None
+        self._launched: dict[int, bool] = {}
+        self._behind: list[Entry] = []
 
     def begin(
         self, step: int, spans: Mapping[Handle, Computed], modes: Mapping[Handle, Mode], weights: int
@@ -65,6 +67,7 @@ class HistoryLog:
         """
         if self.lost == _NOBODY:
             self.lost = ""
+        self._launched = {}
         rows = tuple(
             PassRows(
                 str(handle), span.first, span.end, _MODES[span.mode or modes[handle]], span.cache_version
@@ -80,8 +83,39 @@ class HistoryLog:
     def end(self, *, failed: bool) -> None:
         """End the pass that runs, if one does."""
         if self._open is not None:
-            self._entries.append(replace(self._open, failed=failed))
+            self.tell(self._whole(self._open, failed))
         self._open = None
+        for entry in self._behind:
+            self.tell(entry)
+        self._behind, self._launched = [], {}
+
+    def _whole(self, entry: Pass, failed: bool) -> Pass:
+        """A pass with what became known of it while it ran."""
+        again = all(rows.mode is GateMode.RECOMPUTE for rows in entry.rows)
+        layers = tuple(sorted(self._launched)) if again else ()
+        owing = tuple(sorted(layer for layer, owes in self._launched.items() if owes))
+        return replace(entry, failed=failed, layers=layers, owing=owing)
+
+    def launched(self, layer: int, *, owes: bool) -> None:
+        """A layer of the pass that runs was launched; whether gradients of the launch will be told of.
+
+        Only from adapters that tell of gradients, or whose recomputed passes are not of all layers.
+        """
+        self._launched[layer] = self._launched.get(layer, False) or owes
+
+    def backward(self, step: int, layer: int, kernel: str, weights: int, *, retained: bool) -> None:
+        """The gradients of a launch of a step were computed; its pass may still run, or be long over."""
+        entries = self._entries if self._open is None else self._behind
+        entry = PassBackward(step, (layer,), kernel, weights, retained)
+        last = entries[-1] if entries else None
+        if isinstance(last, PassBackward) and layer not in last.layers:
+            both = replace(last, layers=(*last.layers, layer))
+            if both == replace(entry, layers=both.layers):
+                entries[-1] = both
+                return
+        self._rows += 1
+        if not self.lost:
+            entries.append(entry)
 
     def tell(self, event: Entry) -> None:
         """Take an event that is no launch; its requests are handles as text."""
@@ -100,6 +134,8 @@ class HistoryLog:
 
 
 def _named(entry: Entry, key: Callable[[Handle], RequestKey]) -> Entry:
+    if isinstance(entry, PassBackward):
+        return entry
     if isinstance(entry, Pass):
         rows = tuple(row._replace(request=str(key(int(row.request)))) for row in entry.rows)
         return replace(entry, rows=rows)

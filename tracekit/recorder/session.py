@@ -105,6 +105,11 @@ class Session:
         """The number of the step that runs or comes next."""
         return self._ledger.steps
 
+    @property
+    def weights(self) -> int:
+        """The version of the weights in force."""
+        return self.identity.model_version + self.updates
+
     def begin(
         self,
         tokens: Mapping[Handle, Array],
@@ -127,17 +132,18 @@ class Session:
         self._mode = mode or (Mode.DECODE if set(modes.values()) == {Mode.DECODE} else Mode.PREFILL)
         if spans is not None:
             each = {handle: mode or modes.get(handle, self._mode) for handle in spans}
-            self.history.begin(self.current, spans, each, self.identity.model_version + self.updates)
+            self.history.begin(self.current, spans, each, self.weights)
         else:
             self.history.lose(f"step {self.current} does not say which rows it computed")
         self._open = OpenStep(self.current, expected)
         self._choice.begin(self.current, tokens, self._mode)
         self._choice.shut |= bool(self._spent)
+        self.arena.work()
 
     def new_weights(self) -> None:
         """The weights were updated between two steps."""
         self.updates += 1
-        self.history.tell(NewWeights(self.identity.model_version + self.updates))
+        self.history.tell(NewWeights(self.weights))
 
     def wants(self, layer: int) -> bool:
         """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
@@ -148,8 +154,13 @@ class Session:
 
     def passes(self, layer: int) -> bool:
         """Count a launch that is not wanted; whether that was so."""
-        if self._choice.wants(layer):
-            return False
+        if self._choice.always.get(layer, True):
+            if self._choice.wants(layer):
+                return False
+        elif self._open is not None and not self._spent:  # what every launch of a filtered layer pays
+            self._open.fired += 1
+            self._open.filtered += 1
+            return True
         self.skip()
         return True
 
@@ -273,6 +284,7 @@ class Session:
         self.history.end(failed=failed)
         if self._open is None:
             return
+        self.arena.rest()
         if cut:
             self._open.cut(cut)
         told = len(self._open.reasons) - bool(cut)
