@@ -344,7 +344,7 @@ def test_what_it_promises_is_what_a_device_can_be_asked():
     provider = object.__new__(Tka1Cuda)
     assert provider.capabilities().graphs == {GraphKind.DEVICE}
     assert "graph" in provider.advertised()
-    assert not provider.advertised() & {"threads", "host-graph"}
+    assert not provider.advertised() & {"threads", "host-graph", "schedule"}
     assert provider.identity() == Tka1().identity()
 
 
