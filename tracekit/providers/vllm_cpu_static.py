@@ -58,8 +58,9 @@ class StaticAttention(TensorLaunch):
 
     def load(self, call: AttentionCall) -> None:
         """Write a call, and the plan that vLLM makes for it; torch's threads are set until `read`."""
-        torch.set_num_threads(self.threads)
-        self.write(self._tensors(call))
+        tensors = self._tensors(call)
+        tensors["the plan"] = moved(tensors["the plan"], self.inputs["the plan"].data_ptr())
+        self.write(tensors)
         self.slots = _batch(call).row_slots
 
     def enqueue(self) -> None:
@@ -106,6 +107,19 @@ class StaticAttention(TensorLaunch):
         )
         sink = sink_of(call, {})
         return made if sink is None else made | {"the sink": sink}
+
+
+def moved(plan: torch.Tensor, to: int) -> torch.Tensor:
+    """Return a plan of vLLM as it must stand at another address.
+
+    It holds addresses of its own work items. A plain copy goes on reading the memory of the original, which
+    ends the process once that is gone (docs/findings.md).
+    """
+    copy = plan.clone()
+    words = copy[: copy.numel() // 8 * 8].view(torch.int64)
+    inside = (words >= plan.data_ptr()) & (words <= plan.data_ptr() + plan.numel())
+    words[inside] += to - plan.data_ptr()
+    return copy
 
 
 def _batch(call: AttentionCall) -> Geometry:

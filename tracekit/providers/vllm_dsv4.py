@@ -185,7 +185,7 @@ def _attend(call: AttentionCall, caches: list[FamilyCache], at: Any, slots: int)
 
 
 def _arguments(caches: list[FamilyCache], at: Any, slots: int) -> list[Any]:
-    """Cache, int64 `[slots, K]` that are read of it, and page size: of the window, then of compressed rows."""
+    """Cache, int64 `[slots, K]` that are read of it, page size: of the window, then of compressed rows."""
     window = caches[0]
     # Without compressed rows vLLM hands over the window's cache once more, and no slots.
     compressed = caches[1] if len(caches) > 1 else FamilyCache(window.cache, 1, window.slots[:, :0])
