@@ -6,7 +6,6 @@ packed, P meets V in BF16, and the sink scales the result at the end. So the ord
 bits, and nothing else of a launch does (docs/findings.md).
 """
 
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from tracekit.canonical.fp8_ds_mla import CODES, ROPE
-from tracekit.errors import InvalidCall, Unavailable, Unsupported
+from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
 from tracekit.providers.graphs.kind import GraphKind
@@ -25,7 +24,7 @@ from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.torch_tensors import from_torch, to_torch
 from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_launch import MAX_THREADS
-from tracekit.providers.vllm_cpu_ops import library_name, operators, package_version
+from tracekit.providers.vllm_cpu_ops import executed_operator, operator
 from tracekit.providers.vllm_dsv4_cache import FamilyCache, family_cache
 from tracekit.verdict import ClaimId
 
@@ -37,32 +36,9 @@ PAGE_SIZES = (1, 2, 16, 64, 256)
 """The operator takes any; vLLM's are 64 for the window and C4, and 2 for C128."""
 
 
-def operator() -> Any:
-    """Return the operator.
-
-    Raises:
-        Unavailable: `P-VLLM` when vLLM is not installed, or has no such operator for this processor.
-    """
-    found = getattr(operators(), OPERATOR, None)
-    if found is None:
-        raise Unavailable(
-            f"vLLM's {library_name()} library has no {OPERATOR}: it is built for processors with "
-            "avx512_bf16, and this one has none.",
-            rule="P-VLLM",
-        )
-    return found
-
-
 def executed() -> ExecutedIdentity:
     """Return what runs here: library, and the instructions of its matrix products."""
-    package, number = package_version()
-    isa = "amx" if torch.cpu._is_amx_tile_supported() else "avx512_bf16"
-    return ExecutedIdentity(
-        KERNEL,
-        {package: number, "torch": str(torch.__version__)},
-        arch=platform.machine(),
-        isa=f"{library_name()}:{isa}",
-    )
+    return executed_operator(KERNEL, "amx" if torch.cpu._is_amx_tile_supported() else "avx512_bf16")
 
 
 class VllmDsv4:
@@ -71,7 +47,7 @@ class VllmDsv4:
     id = "vllm-dsv4-cpu"
 
     def __init__(self) -> None:
-        operator()
+        operator(OPERATOR)
 
     def capabilities(self) -> Capabilities:
         """Window and compressed rows in one softmax, sinks, lists; no LSE; P meets V in BF16."""
@@ -180,7 +156,7 @@ def _attend(call: AttentionCall, caches: list[FamilyCache], at: Any, slots: int)
     q[at] = call.q.data
     query = to_torch(Bits(q, call.dtype))
     out = torch.zeros_like(query)
-    operator()(out, query, *_arguments(caches, at, slots), _sink(call), float(call.conventions.scale))
+    operator(OPERATOR)(out, query, *_arguments(caches, at, slots), _sink(call), float(call.conventions.scale))
     return from_torch(out, "out")[0]
 
 
@@ -245,7 +221,7 @@ class StaticSparse(TensorLaunch):
         at, (window, compressed) = self.inputs, self.pages
         first, second = (at[name] for name in _NAMES[:2]), (at[name] for name in _NAMES[2:])
         arguments = (*first, window, *second, compressed, at["the sink"])
-        operator()(self.out, at["queries"], *arguments, float(self.call.conventions.scale))
+        operator(OPERATOR)(self.out, at["queries"], *arguments, float(self.call.conventions.scale))
 
     def executed(self) -> ExecutedIdentity:
         """As an eager launch."""

@@ -134,7 +134,10 @@ class Desk:
         chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
         capabilities = worker.description.capabilities
         assert capabilities is not None
-        tallies = [Tally(on_kernel(one, capabilities), planned.provider, probed) for one, probed in chosen]
+        tallies = [
+            Tally(on_kernel(one, capabilities), planned.provider, probed, capabilities.reads_pages)
+            for one, probed in chosen
+        ]
         return Session(
             planned.provider,
             tallies,
