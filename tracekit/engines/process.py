@@ -5,9 +5,7 @@ file goes when the trace is written, and otherwise says why it was not, so that 
 """
 
 import os
-import signal
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from tracekit.engines.terminated import forget, save_when_terminated
 from tracekit.env import Settings, settings
 from tracekit.errors import TracekitError
 from tracekit.model import Share
@@ -111,7 +109,7 @@ class Recordings:
         gone = _never if model is None else partial(_is_gone, weakref.ref(model))
         running = _Running(stack, session, path, marker, os.getpid(), gone)
         self._running[Finalize(None, _save, args=(running,), exitpriority=_BEFORE_EXIT)] = running
-        self._save_when_terminated()
+        save_when_terminated(running, partial(_terminate, running))
         return True
 
     def lose(self, reason: str) -> None:
@@ -133,29 +131,12 @@ class Recordings:
             finalize()
             del self._running[finalize]
 
-    def _save_when_terminated(self) -> None:
-        """SIGTERM ends a process at once; where nobody handles it, what was recorded is written first."""
-        ours = threading.current_thread() is threading.main_thread()
-        if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
 
-        def save(number: int, _: FrameType | None) -> None:
-            try:
-                for running in self._running.values():
-                    if running.pid == os.getpid():
-                        running.session.interrupt("ended by SIGTERM")
-                        _save(running)
-            finally:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-
-        def forget() -> None:
-            """A forked child has nothing to write, and dies by SIGTERM as it always did."""
-            if signal.getsignal(signal.SIGTERM) is save:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-        signal.signal(signal.SIGTERM, save)
-        os.register_at_fork(after_in_child=forget)
+def _terminate(running: _Running) -> None:
+    """Write what there is before SIGTERM ends the process; a child that was forked has a copy only."""
+    if running.pid == os.getpid():
+        running.session.interrupt("ended by SIGTERM")
+        _save(running)
 
 
 def _save(running: _Running) -> None:
@@ -166,6 +147,7 @@ def _save(running: _Running) -> None:
     """
     if running.pid != os.getpid() or not running.marker.exists():
         return
+    forget(running)
     try:
         running.stack.close()
     except Exception as error:

@@ -24,6 +24,7 @@ from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
 from tracekit.engines.transformers_points import COMPILED, attention_modules, module_names, refuse_model
 from tracekit.engines.transformers_proof import ProvenWeights, settled_before_updates
+from tracekit.engines.transformers_reorder import Reorders
 from tracekit.engines.transformers_step import (
     Forward,
     Sequences,
@@ -74,6 +75,7 @@ class Recorder:
         session.names.update({layer: name for name, layer in module_names(model, modules).items()})
         self._sequences = Sequences(session)
         self._weights = ProvenWeights(model, session.history.doubt)
+        self._reorders = Reorders()
         self._signature = inspect.signature(type(model).forward)
         self._turn = OneForward()
         self._forward: Forward | None = None
@@ -143,6 +145,8 @@ class Recorder:
             forward = read_forward(self._signature, (model, *args), kwargs, self._sequences)
             training = model.training and torch.is_grad_enabled()
             fresh = new_tokens(forward, self._session)
+            if self._session.skips_steps and self._reorders.moved(forward.cache):
+                self._session.lose_kv(forward.handles)
             if self._weights.changed(self._session.current):
                 self._session.new_weights()
             held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
@@ -165,6 +169,8 @@ class Recorder:
             return
         try:
             self._look_at_waiting()
+            if self._session.skips_steps and self._forward is not None:
+                self._reorders.remember(self._forward.cache)
             self._forward = None
             self._session.end(failed=result is None)
             self._tell_missed()
