@@ -1,7 +1,7 @@
 """Owners of KV rows: every layout covers every row once, and every illegal cut has its own name."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.canonical.owners import (
@@ -16,6 +16,7 @@ from tracekit.errors import InvalidCall
 ROWS = st.tuples(st.integers(0, 900), st.integers(0, 900)).map(sorted)
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(1, 9), st.sampled_from([1, 7, 128]))
 def test_every_layout_covers_every_row_once_with_whole_leaves(rows, ranks: int, leaf: int):
     first, end = rows

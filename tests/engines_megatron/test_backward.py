@@ -10,6 +10,7 @@ from tests.engines_megatron.test_backend import SINKS, operands
 from tracekit.engines import megatron_backend as backend
 from tracekit.model import Bits, DType, Mode
 from tracekit.providers.base import Execution, Launch
+from tracekit.providers.megatron import Megatron
 from tracekit.providers.portable import Tka1
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.recorder.api import record
@@ -80,6 +81,32 @@ def same_after_rounding(exact: Bits, recorded: Bits) -> bool:
     assert exact.dtype is DType.FLOAT32
     assert recorded.dtype is DType.BFLOAT16
     return Bits.from_float32(exact.to_float32(), DType.BFLOAT16).same(recorded)
+
+
+@pytest.mark.parametrize("batch", [plain(8, 8), padded(9, 4, left=True)], ids=["plain", "left"])
+def test_the_recorded_gradients_of_megatron_come_again(gpt, recorded, batch):
+    """The provider `megatron` runs the backward of its own forward, by the launch plan of the trace."""
+    calls = recorded(gpt(softmax_type="learnable"), batch.train).calls
+    assert len(calls) == 2
+    for call in calls:
+        (tensors,) = Megatron().run(Launch((call,), Execution(grad=True))).tensors
+        assert tensors.out.same(call.out.bits)
+        assert tensors.grads.d_q.same(call.grads.d_q)
+        assert tensors.grads.d_sink.same(call.grads.d_sink)
+        for key in call.rows.requests:
+            for what in ("keys", "values"):
+                got, want = (getattr(g.d_kv[key]["dense"], what) for g in (tensors.grads, call.grads))
+                assert got.same(want)
+
+
+def test_megatron_promises_nothing_about_gradients_and_is_probed(gpt, tmp_path):
+    with record(tmp_path / "run.h5", engine="megatron", model=gpt(**SINKS)):
+        plain(8, 8).train(gpt(**SINKS))
+    report = tracekit.replay(tmp_path / "run.h5", claims=["grad", "backward"])
+    assert report.find("grad", "megatron").status is tracekit.Status.OBSERVED_SAME
+    found = report.find("backward", "megatron")
+    assert found.status in (tracekit.Status.OBSERVED_SAME, tracekit.Status.OBSERVED_VARIES)
+    assert found.compared.elements
 
 
 def test_logits_are_the_same_with_and_without_gradients(gpt):

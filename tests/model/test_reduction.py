@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.errors import InvalidCall
@@ -33,12 +33,14 @@ SPECS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(SPECS)
 def test_a_reduction_survives_its_document(spec: ReductionSpec):
     assert parse_reduction(spec.to_dict()) == spec
     assert spec.differences(spec) == {}
 
 
+@settings(deadline=None)
 @given(SPECS, SPECS)
 def test_equal_reductions_are_those_without_differences(one: ReductionSpec, two: ReductionSpec):
     assert (one == two) == (not one.differences(two))

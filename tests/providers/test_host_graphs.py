@@ -123,6 +123,25 @@ def test_an_operator_that_only_writes_does_not_run_at_capture():
     assert to.item() == -1
 
 
+def test_an_operator_that_was_registered_for_every_device_is_frozen_too():
+    """As vLLM registers its own: dispatch alone would run it at capture and see nothing of it at replay."""
+    library = torch.library.Library("tracekit_test_opaque", "DEF")
+    library.define("copy(Tensor source, Tensor(a!) to) -> ()", tags=())
+    library.impl(
+        "copy",
+        lambda source, to: to.numpy().__setitem__(slice(None), source.numpy()),
+        "CompositeImplicitAutograd",
+    )
+    source, to = torch.ones(2), torch.zeros(2)
+    copy = torch.ops.tracekit_test_opaque.copy
+    graph = HostGraphs().capture(lambda: copy(source, to), HostPool())
+    assert len(graph.steps) == 1
+    assert to.tolist() == [0, 0]
+    source.fill_(5)
+    graph.replay()
+    assert to.tolist() == [5, 5]
+
+
 @pytest.mark.parametrize(
     "read",
     [lambda x: int(x.sum()), lambda x: x.nonzero(), lambda x: torch.equal(x, x), lambda x: x[x > 1]],

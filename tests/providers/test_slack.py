@@ -5,14 +5,15 @@ import ctypes
 import numpy as np
 import pytest
 
-from tests.tka1.cases import case
+from tests.tka1.cases import case, difference
 from tracekit.errors import ProviderFailed
 from tracekit.model import DType
+from tracekit.providers import tka1
 from tracekit.providers.base import Execution, Launch
 from tracekit.providers.guarded import GUARD, Guarded, filled_heap
 from tracekit.providers.placement import Fill, Placement
 from tracekit.providers.portable import Tka1
-from tracekit.providers.tka1 import native
+from tracekit.providers.tka1 import native, numpy_form, numpy_guarded
 from tracekit.testing import dense_call
 
 
@@ -85,3 +86,25 @@ def test_the_launch_of_tka1_really_lies_between_canaries(fill, monkeypatch):
     monkeypatch.setattr(Guarded, "check", lambda self: seen.append(self.fill) or real(self))
     Tka1().run(Launch((dense_call(),), Execution(placement=Placement(fill=fill))))
     assert seen == [fill]
+
+
+@pytest.mark.parametrize("fill", list(Fill))
+def test_the_numpy_form_lies_between_canaries_too(fill, monkeypatch):
+    inputs = case("two families")
+    want = numpy_form.run(inputs)
+    assert np.array_equal(numpy_guarded.run(inputs, fill).out, want.out)
+
+    def writes(launch, threads=1):
+        launch.q[0, 0, 0] ^= 1
+        return want
+
+    monkeypatch.setattr(numpy_form, "run", writes)
+    with pytest.raises(ProviderFailed, match="the kernel wrote into an input"):
+        tka1.attention(inputs, form="numpy", fill=fill)
+
+
+def test_the_numpy_form_reads_nothing_beside_its_inputs():
+    """The memory around each of them is NaN; all cases, so that every kind of selection is read."""
+    for name in ("causal", "scattered leaves", "several requests", "wild"):
+        for fill in Fill:
+            assert difference(numpy_guarded.run(case(name), fill), numpy_form.run(case(name))) == ""

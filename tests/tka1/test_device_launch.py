@@ -109,7 +109,7 @@ def test_a_field_that_moved_shows(ptx_texts: list[str]):
 def test_shared_memory_is_static_and_below_48_kib(ptx_texts: list[str]):
     for text in ptx_texts:
         sizes = [int(size) for size in re.findall(r"\.shared \.align \d+ \.b8 \w+\[(\d+)\]", text)]
-        assert len(sizes) == 2
+        assert sizes
         assert max(sizes) <= 48 << 10
         assert ".extern .shared" not in text
 
@@ -344,7 +344,7 @@ def test_what_it_promises_is_what_a_device_can_be_asked():
     provider = object.__new__(Tka1Cuda)
     assert provider.capabilities().graphs == {GraphKind.DEVICE}
     assert "graph" in provider.advertised()
-    assert not provider.advertised() & {"threads", "host-graph"}
+    assert not provider.advertised() & {"threads", "host-graph", "schedule"}
     assert provider.identity() == Tka1().identity()
 
 

@@ -109,7 +109,7 @@ def test_interpreted_ptx_gives_the_bytes_of_the_host(
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["several requests", "binary32, two families", "wild"])
+@pytest.mark.parametrize("name", ["several requests", "wild"])
 def test_the_interpreted_ptx_of_the_backward_gives_the_bytes_of_the_cpp(
     interpreted: device.PtxBody, best: native.Library, name: str
 ):

@@ -12,6 +12,7 @@ import torch
 from tracekit.errors import Unavailable, Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.megatron_gradients import gradients, leaves
 from tracekit.providers.megatron_identity import DOT_PRODUCT, executed
 from tracekit.providers.megatron_launch import (
     Arguments,
@@ -55,6 +56,7 @@ class Megatron:
             max_head_dim=1024,
             score_dtype=own,
             probability_dtype=own,
+            grad=True,
         )
 
     def advertised(self) -> frozenset[ClaimId]:
@@ -87,21 +89,25 @@ class Megatron:
             Unsupported: `P-REFUSED`.
         """
         with kernel_threads(launch.execution.threads), _without_a_group():
-            tensors = tuple(self._run(call) for call in launch.calls)
+            tensors = tuple(self._run(call, launch.execution.grad) for call in launch.calls)
         return Answer(tensors, self.identity())
 
-    def _run(self, call: AttentionCall) -> Tensors:
+    def _run(self, call: AttentionCall, grad: bool) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         plan = call.launch
         planned = plan is not None and plan.kernel == DOT_PRODUCT
         arguments = relaunch(call, plan) if planned and plan is not None else fresh(call)
+        if grad:
+            for leaf in leaves(arguments):
+                leaf.requires_grad_()
         module = _module(call, arguments)
         with torch.set_grad_enabled(arguments.query.requires_grad):
             out = module(arguments.query, arguments.key, arguments.value, arguments.mask)
         data, dtype = from_torch(out.reshape(*out.shape[:2], call.num_heads, -1), "out")
         b, s = np.divmod(arguments.row_slots, data.shape[0])
-        return Tensors(Bits(data[s, b], dtype), None)
+        grads = gradients(call, arguments, out) if grad and call.grads is not None else None
+        return Tensors(Bits(data[s, b], dtype), None, grads)
 
 
 def _module(call: AttentionCall, arguments: Arguments) -> Any:

@@ -39,6 +39,7 @@ class Arguments:
         sink: `[np]` or None.
         scalars: how the module is made.
         row_slots: the slot `b * sq + s` of each row of the call.
+        kv_slots: per request the slots `b * sk + s` of its KV rows.
     """
 
     query: torch.Tensor
@@ -48,6 +49,7 @@ class Arguments:
     sink: torch.Tensor | None
     scalars: Mapping[str, Scalar]
     row_slots: npt.NDArray[np.int64]
+    kv_slots: tuple[npt.NDArray[np.int64], ...]
 
 
 def relaunch(call: AttentionCall, plan: LaunchPlan) -> Arguments:
@@ -80,6 +82,7 @@ def relaunch(call: AttentionCall, plan: LaunchPlan) -> Arguments:
         sink=_sink(call, plan.scalars),
         scalars=plan.scalars,
         row_slots=plan.row_slots,
+        kv_slots=tuple(slots),
     )
 
 
@@ -108,7 +111,7 @@ def fresh(call: AttentionCall) -> Arguments:
     query, key, value = (to_torch(Bits(_shaped(data, requests), call.dtype)) for data in (q, keys, values))
     scalars = _ordinary(call)
     mask = torch.from_numpy(hidden.reshape(requests, 1, length, room))
-    return Arguments(query, key, value, mask, _sink(call, scalars), scalars, row_slots)
+    return Arguments(query, key, value, mask, _sink(call, scalars), scalars, row_slots, tuple(starts))
 
 
 def unusable(call: AttentionCall, plan: LaunchPlan) -> str | None:

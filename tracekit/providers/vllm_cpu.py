@@ -6,35 +6,38 @@ are merged. That plan depends on the whole batch and on the threads, so the bits
 not. The two are two kernels here, because they make different promises.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
 
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.padding import more_heads, real_heads
 from tracekit.providers.placement import Layout, Padding, Placement
-from tracekit.providers.torch_tensors import from_torch, over, to_torch, torch_dtype
+from tracekit.providers.torch_tensors import torch_dtype
 from tracekit.providers.torch_threads import kernel_threads
-from tracekit.providers.vllm_cpu_cache import CacheKind, build_cache, kind_of, lay_out
+from tracekit.providers.vllm_cpu_attend import attend
+from tracekit.providers.vllm_cpu_cache import build_cache, kind_of, lay_out
 from tracekit.providers.vllm_cpu_launch import (
     DEFAULT_PAGE,
     ISAS,
     MAX_THREADS,
-    Geometry,
     fresh,
+    live_part,
     not_causal,
+    padded,
     page_size_of,
     placed,
     planned,
     unusable,
 )
 from tracekit.providers.vllm_cpu_ops import NO_SPLIT, SPLIT, chosen_isa, executed, operators
+from tracekit.providers.vllm_cpu_static import StaticAttention
 from tracekit.verdict import ClaimId
 
 PAGE_SIZES = (32, 64, 96, 128, 256)
@@ -68,6 +71,7 @@ class VllmCpu:
             # No empty requests: the operator misreads those behind one, and vLLM launches none.
             padding=frozenset({Padding.ROWS, Padding.HEADS}),
             fills=True,
+            graphs=frozenset({GraphKind.HOST}),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
@@ -88,7 +92,7 @@ class VllmCpu:
             return reason
         if call.head_dim not in HEAD_DIMS or call.value_dim != call.head_dim:
             return f"it does not take heads of {call.head_dim} with values of {call.value_dim}"
-        if not_causal(call):
+        if not_causal(call if call.launch else live_part(call)):
             return "it reads every key up to a row's own, or a window of them, and nothing else"
         plan = self._plan(call)
         if plan is not None and (reason := unusable(call, plan)):
@@ -110,6 +114,22 @@ class VllmCpu:
         isa = "+".join(sorted(name.partition(":")[2] for name in ran))
         return Answer(tensors, executed(isa, self.split))
 
+    def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: object) -> StaticAttention:
+        """Return a launch over static tensors (graphs/base.py).
+
+        Raises:
+            Unsupported: `P-REFUSED`, or the calls cannot share a launch (`P-GRAPH`).
+        """
+        fresh_calls = [replace(call, launch=None) for call in calls]
+        for call in fresh_calls:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+        one = fresh_calls[0]
+        threads = execution.threads or one.provenance.threads or torch.get_num_threads()
+        return StaticAttention(
+            fresh_calls, _isa(one, None), self.split, min(threads, MAX_THREADS), self.identity_of(one)
+        )
+
     def _plan(self, call: AttentionCall) -> LaunchPlan | None:
         """The plan of a call, where it is one of this kernel."""
         plan = call.launch
@@ -125,10 +145,11 @@ class VllmCpu:
         recorded = call.provenance.threads if plan is None else int(plan.scalars["threads"] or 0)
         torch.set_num_threads(min(threads or recorded or torch.get_num_threads(), MAX_THREADS))
         isa, kind = _isa(call, plan), kind_of(call, plan)
-        geometry = fresh(call, page_size_of(call)) if plan is None else planned(plan)
+        live = live_part(call) if plan is None else call
+        geometry = padded(call, fresh(live, page_size_of(call))) if plan is None else planned(plan)
         same_plan = plan is not None and threads in (0, recorded)
-        cache = build_cache(call, geometry, isa, kind, plan).chunk(2, dim=2)
-        out = _attend(call, geometry, isa, kind, cache, plan, self.split, same_plan)
+        cache = build_cache(live, geometry, isa, kind, plan).chunk(2, dim=2)
+        out = attend(call, geometry, isa, kind, cache, plan, self.split, same_plan)
         return Tensors(Bits(out[geometry.row_slots], call.dtype), None)
 
     def _placed(self, call: AttentionCall, threads: int, placement: Placement) -> Tensors:
@@ -142,9 +163,7 @@ class VllmCpu:
         memory = None if placement.fill is None else Guarded(placement.fill)
         cache = lay_out(build_cache(call, geometry, isa, kind, None, hot=True, memory=memory), layout)
         with nullcontext() if memory is None else filled_heap(memory.fill):
-            out = _attend(
-                more_heads(call, extra), geometry, isa, kind, cache, None, self.split, False, memory
-            )
+            out = attend(more_heads(call, extra), geometry, isa, kind, cache, None, self.split, False, memory)
         if memory is not None:
             memory.check()
         return Tensors(Bits(out[geometry.row_slots][:, real_heads(call, extra)], call.dtype), None)
@@ -168,81 +187,3 @@ def _isa(call: AttentionCall, plan: LaunchPlan | None) -> str:
     if named in ISAS:
         return named
     return chosen_isa(torch_dtype(call.dtype), page_size_of(call), call.head_dim)
-
-
-def _attend(
-    call: AttentionCall,
-    at: Geometry,
-    isa: str,
-    kind: CacheKind,
-    cache: tuple[torch.Tensor, ...],
-    plan: LaunchPlan | None,
-    split: bool,
-    same_plan: bool,
-    memory: Guarded | None = None,
-) -> Any:
-    """Launch the operator; returns O `[slots, H, D]` as bit patterns.
-
-    With `memory` queries and O lie there, and what is not written before the launch holds its fill.
-    """
-    dtype = torch_dtype(call.dtype)
-    # Slots that belong to no row hold queries of rows, or the fill: nothing may read them.
-    q = call.q.data[np.arange(at.slots) % call.num_rows]
-    q[at.row_slots] = call.q.data
-    if memory is not None:
-        q[np.setdiff1d(np.arange(at.slots), at.row_slots)] = memory.fill.pattern(call.dtype)
-        query = over(memory.held(q, call.dtype, "Q"), call.dtype)
-        out = over(memory.empty(q.shape, call.dtype, "O"), call.dtype)
-    else:
-        query = to_torch(Bits(q, call.dtype))
-        out = torch.zeros_like(query)
-    keys, values = cache
-    starts, lengths, tables = map(torch.from_numpy, (at.starts.copy(), at.seq_lens.copy(), at.tables.copy()))
-    window = -1 if call.conventions.window is None else call.conventions.window
-    scalars = {} if plan is None else plan.scalars
-    schedule = operators().get_scheduler_metadata(
-        at.seq_lens.size,
-        int(scalars.get("plan_heads", call.num_heads) or call.num_heads),
-        call.num_kv_heads,
-        call.head_dim,
-        lengths,
-        dtype,
-        starts,
-        True,
-        int(scalars.get("plan_window", window) or window),
-        isa,
-        split,
-        None,
-        kind.name,
-    )
-    if same_plan and schedule.numel() != scalars.get("plan_bytes"):
-        raise Unsupported(
-            f"vLLM plans this launch in {schedule.numel()} bytes here, not {scalars.get('plan_bytes')}: "
-            "it deals the work out in another way, as on a processor with other caches.",
-            rule="P-PLAN",
-        )
-    sink = None
-    if call.sink is not None:
-        named = scalars.get("sink_dtype") or call.provenance.details.get("sink_dtype") or call.dtype.value
-        sink = to_torch(call.sink).to(torch.bfloat16 if named == "bfloat16" else torch.float32)
-    operators().cpu_attention_with_kv_cache(
-        query,
-        keys,
-        values,
-        out,
-        starts,
-        lengths,
-        float(scalars.get("scale") or call.conventions.scale),
-        True,
-        None,
-        window,
-        tables,
-        0.0,
-        schedule,
-        sink,
-        None,
-        kind.k_scale,
-        kind.v_scale,
-        kind.name,
-    )
-    return from_torch(out, "out")[0]

@@ -165,6 +165,37 @@ def fresh(call: AttentionCall, page_size: int) -> Geometry:
     return Geometry(slots, call.num_rows, starts, seq_lens, tables, owners, int(first[-1]), page_size)
 
 
+def live_part(call: AttentionCall) -> AttentionCall:
+    """Return the rows of a call whose requests hold KV; the others are slots that belong to nobody."""
+    live = [rows.count > 0 for rows in held(call)]
+    if all(live) or not any(live):
+        return call
+    return call.take(np.flatnonzero(np.array(live)[call.rows.request]))
+
+
+def padded(call: AttentionCall, at: Geometry) -> Geometry:
+    """Return the launch of the live part of a call with a slot behind its rows for each other row."""
+    live = np.array([rows.count > 0 for rows in held(call)])[call.rows.request]
+    if live.all() or not live.any():
+        return at
+    slots = np.empty(call.num_rows, np.int64)
+    slots[live], slots[~live] = at.row_slots, at.slots + np.arange(int((~live).sum()))
+    return replace(at, row_slots=slots, slots=call.num_rows)
+
+
+def more_sequences(at: Geometry, count: int, width: int) -> Geometry:
+    """Return a launch of `count` sequences, empty ones behind its own, with tables of `width` pages."""
+    empty = count - at.seq_lens.size
+    tables = np.zeros((count, width), np.int32)
+    tables[: at.tables.shape[0], : at.tables.shape[1]] = at.tables
+    return replace(
+        at,
+        starts=np.append(at.starts, np.repeat(at.starts[-1:], empty)),
+        seq_lens=np.append(at.seq_lens, np.zeros(empty, np.int32)),
+        tables=tables,
+    )
+
+
 def placed(at: Geometry, placement: Placement) -> Geometry:
     """Return a fresh launch with other page numbers, and with slots and requests that hold nothing.
 

@@ -6,6 +6,7 @@ packed, P meets V in BF16, and the sink scales the result at the end. So the ord
 bits, and nothing else of a launch does (docs/findings.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from tracekit.canonical.fp8_ds_mla import CODES, ROPE
 from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.graphs.kind import GraphKind
+from tracekit.providers.graphs.tensors import TensorLaunch, room
 from tracekit.providers.padding import front_slots, more_heads, real_heads
 from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.torch_tensors import from_torch, to_torch
@@ -60,6 +63,7 @@ class VllmDsv4:
             page_sizes=PAGE_SIZES,
             layouts=(Layout.JOINED_NHD,),
             padding=frozenset({Padding.ROWS, Padding.HEADS}),
+            graphs=frozenset({GraphKind.HOST}),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
@@ -82,7 +86,7 @@ class VllmDsv4:
         if call.head_dim != HEAD_DIM or call.num_kv_heads != 1 or not shared:
             return f"its rows are keys and values at once, one head of {HEAD_DIM}"
         try:
-            self._caches(call)
+            self.caches(call)
             self._threads(call)
         except InvalidCall as error:
             return str(error).rstrip(".")
@@ -96,11 +100,24 @@ class VllmDsv4:
         """
         return Answer(tuple(self._run(call, launch.execution) for call in launch.calls), executed())
 
+    def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: object) -> "StaticSparse":
+        """Return a launch over static tensors (graphs/base.py).
+
+        Raises:
+            Unsupported: `P-REFUSED`, or the calls cannot share a launch (`P-GRAPH`).
+        """
+        fresh = [replace(call, launch=None) for call in calls]
+        for call in fresh:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+        return StaticSparse(self, fresh)
+
     def _plan(self, call: AttentionCall) -> LaunchPlan | None:
         """The plan of a call, where it is one of this kernel."""
         return call.launch if call.launch is not None and call.launch.kernel == KERNEL else None
 
-    def _caches(self, call: AttentionCall, placement: Placement | None = None) -> list[FamilyCache]:
+    def caches(self, call: AttentionCall, placement: Placement | None = None) -> list[FamilyCache]:
+        """Return the caches of the window and of compressed rows; InvalidCall as `family_cache`."""
         plan = self._plan(call)
         return [family_cache(call, family, plan, placement) for family in call.selection.families]
 
@@ -123,12 +140,12 @@ class VllmDsv4:
             at, heads = np.arange(call.num_rows) + front_slots(placement), padding.get(Padding.HEADS, 0)
             slots = call.num_rows + padding.get(Padding.ROWS, 0)
             with kernel_threads(threads):
-                out = _attend(more_heads(call, heads), self._caches(call, placement), at, slots)
+                out = _attend(more_heads(call, heads), self.caches(call, placement), at, slots)
             return Tensors(Bits(out[at][:, real_heads(call, heads)], call.dtype), None)
         at = np.arange(call.num_rows) if plan is None else plan.row_slots
         slots = call.num_rows if plan is None else plan.slots
         with kernel_threads(threads):
-            out = _attend(call, self._caches(call), at, slots)
+            out = _attend(call, self.caches(call), at, slots)
         return Tensors(Bits(out[at], call.dtype), None)
 
 
@@ -139,6 +156,12 @@ def _attend(call: AttentionCall, caches: list[FamilyCache], at: Any, slots: int)
     q[at] = call.q.data
     query = to_torch(Bits(q, call.dtype))
     out = torch.zeros_like(query)
+    operator(OPERATOR)(out, query, *_arguments(caches, at, slots), _sink(call), float(call.conventions.scale))
+    return from_torch(out, "out")[0]
+
+
+def _arguments(caches: list[FamilyCache], at: Any, slots: int) -> list[Any]:
+    """Cache, int64 `[slots, K]` that are read of it, page size: of the window, then of compressed rows."""
     window = caches[0]
     # Without compressed rows vLLM hands over the window's cache once more, and no slots.
     compressed = caches[1] if len(caches) > 1 else FamilyCache(window.cache, 1, window.slots[:, :0])
@@ -147,6 +170,65 @@ def _attend(call: AttentionCall, caches: list[FamilyCache], at: Any, slots: int)
         read = np.full((slots, part.slots.shape[1]), -1, np.int64)
         read[at] = part.slots
         arguments += [torch.from_numpy(part.cache), torch.from_numpy(read), part.page_size]
-    sink = torch.full((call.num_heads,), -np.inf) if call.sink is None else to_torch(call.sink)
-    operator(OPERATOR)(out, query, *arguments, sink, float(call.conventions.scale))
-    return from_torch(out, "out")[0]
+    return arguments
+
+
+def _sink(call: AttentionCall) -> torch.Tensor:
+    return torch.full((call.num_heads,), -np.inf) if call.sink is None else to_torch(call.sink)
+
+
+_NAMES = ("the window's cache", "the window's slots", "the compressed cache", "the compressed slots")
+
+
+class StaticSparse(TensorLaunch):
+    """One launch over tensors that stay where they are, with room for several calls (graphs/base.py).
+
+    Args:
+        provider: gives caches and identity.
+        calls: fresh launches, without plans.
+
+    Raises:
+        Unsupported: `P-GRAPH`, the calls differ in what is passed by value.
+    """
+
+    def __init__(self, provider: VllmDsv4, calls: Sequence[AttentionCall]) -> None:
+        self.provider, self.call = provider, calls[0]
+        made = [self._tensors(call) for call in calls]
+        kept = {
+            (call.q.shape, call.conventions.scale_bits, pages)
+            for call, (_, pages) in zip(calls, made, strict=True)
+        }
+        if len(kept) != 1:
+            raise Unsupported(
+                "a captured launch keeps its rows, heads, scale and pages; these calls differ.",
+                rule="P-GRAPH",
+            )
+        self.pages = made[0][1]
+        inputs = {name: room([tensors[name] for tensors, _ in made]) for name in made[0][0]}
+        super().__init__(inputs, torch.zeros_like(inputs["queries"]), calls[0].dtype)
+
+    def load(self, call: AttentionCall) -> None:
+        """Write a call; slots behind its own are none."""
+        tensors, _ = self._tensors(call)
+        for name in _NAMES[1::2]:
+            wide = torch.full_like(self.inputs[name], -1)
+            wide[:, : tensors[name].shape[1]] = tensors[name]
+            tensors[name] = wide
+        self.write(tensors)
+
+    def enqueue(self) -> None:
+        """Call the operator."""
+        at, (window, compressed) = self.inputs, self.pages
+        first, second = (at[name] for name in _NAMES[:2]), (at[name] for name in _NAMES[2:])
+        arguments = (*first, window, *second, compressed, at["the sink"])
+        operator(OPERATOR)(self.out, at["queries"], *arguments, float(self.call.conventions.scale))
+
+    def executed(self) -> ExecutedIdentity:
+        """As an eager launch."""
+        return executed()
+
+    def _tensors(self, call: AttentionCall) -> tuple[dict[str, torch.Tensor], tuple[int, int]]:
+        caches = self.provider.caches(call)
+        one, slots, page, two, more, pages = _arguments(caches, np.arange(call.num_rows), call.num_rows)
+        named = dict(zip(_NAMES, (one, slots, two, more), strict=True))
+        return named | {"queries": to_torch(call.q), "the sink": _sink(call)}, (page, pages)

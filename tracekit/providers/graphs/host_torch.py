@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tracekit.errors import ProviderFailed
@@ -18,8 +19,29 @@ def recorded(steps: list[Callable[[], None]]) -> Iterator[None]:
     Raises:
         ProviderFailed: `P-GRAPH`, the block reads a result.
     """
-    with _Recorder(steps):
+    with _Recorder(steps), _Opaque(steps):
         yield
+
+
+class _Opaque(TorchFunctionMode):
+    """Records operators that were registered for every device at once, as vLLM's are.
+
+    Dispatch takes such an operator for a formula of others and looks inside. Written in C++, it has none.
+    """
+
+    def __init__(self, steps: list[Callable[[], None]]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = _opaque(function)
+        if operator is None:
+            return function(*args, **kwargs)
+        with _disable_current_modes():
+            result = function(*args, **kwargs) if operator._schema.returns else None
+            self.steps.append(_Step(function, args, kwargs, result))
+        return result
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -55,6 +77,17 @@ class _Step:
             for held, leaf in zip(self.results, leaves, strict=True):
                 if held.data_ptr() != leaf.data_ptr():
                     held.copy_(leaf)
+
+
+def _opaque(function: Any) -> Any:
+    """Return the operator behind a function, where it is one that dispatch would look into; else None."""
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        overloads = function.overloads()  # type: ignore[no-untyped-call]
+        function = getattr(function, overloads[0]) if len(overloads) == 1 else None
+    if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prim", "prims"):
+        return None
+    key, name = "CompositeImplicitAutograd", function.name()  # type: ignore[no-untyped-call]
+    return function if torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None
 
 
 def _reads(function: Any, args: Any) -> bool:

@@ -8,7 +8,7 @@ from tracekit.env import settings
 from tracekit.errors import Unsupported
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
-from tracekit.providers.tka1 import native, numpy_backward, numpy_form
+from tracekit.providers.tka1 import native, numpy_backward, numpy_form, numpy_guarded
 from tracekit.providers.tka1.gradients import Backward, FamilyGradients, Gradients, sum_of_sinks
 from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.numpy_backward import merge_sums
@@ -89,7 +89,7 @@ def attention(
         form: `native`, `numpy`, or `auto`: native where a library exists. All give the same bits.
         threads: None takes `TRACEKIT_THREADS`; the number changes no bit.
         isa: `v1`, `v3` or `v4`; None takes `TRACEKIT_ISA`, else the best for this processor.
-        fill: what stands in outputs and around buffers; the numpy form has none of its own.
+        fill: what stands around inputs, in what the C library hands out, and, natively, in outputs.
 
     Raises:
         Unavailable: `K-NO-LIBRARY` where a native build is asked for that is not there.
@@ -100,6 +100,8 @@ def attention(
     if fill is not None and served.isa is not None:
         library = native.load(served.isa)
         return library.guarded(inputs, settings().threads if threads is None else threads, fill)
+    if fill is not None:
+        return numpy_guarded.run(inputs, fill)
     return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
 
 
