@@ -51,9 +51,36 @@ def main(folder: Path) -> None:
     left = [name for name, layer in attention_layers(runner_of(llm)).items() if "forward_mqa" in vars(layer)]
     said = {"plain": plain, "tokens": tokens, "problems": problems, "calls": len(spy.taken), "left": left}
     said["plans"] = plans
+    said["untested_indexers"], said["contradicted_indexers"] = untested_indexers(llm, prompt, last)
     said["untested"], said["contradicted"] = untested(llm)
     said["operator"] = type(torch.ops._C.flash_mla_with_kvcache_cpu).__name__
     (folder / "said.json").write_text(json.dumps(said))
+
+
+def untested_indexers(llm: Any, prompt: list[int], last: int) -> tuple[list[Any], list[Any]]:
+    """Record an indexer as if this vLLM were a newer one: as it is, and with a scale that it does not have.
+
+    Returns the problems and the number of indexer calls of each.
+    """
+    import warnings
+
+    from tracekit.engines import vllm as adapter
+    from tracekit.engines import vllm_dsv4_indexer
+    from tracekit.model import scale_to_bits
+
+    name, adapter.engine_name = adapter.engine_name, lambda: "vllm 0.99.1"
+    real = vllm_dsv4_indexer.scale_to_bits
+    found: list[list[Any]] = []
+    for scale in (1.0, 1.25):
+        vllm_dsv4_indexer.scale_to_bits = lambda own, _by=scale: scale_to_bits(_by * own)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            where = {"layers": [1], "steps": [last]}
+            with record("unused.h5", engine="vllm", llm=llm, write=lambda *_, **__: None, **where) as session:
+                generate(llm, [prompt], 1)
+        found.append([session.problems, len(session.indexer_calls)])
+    adapter.engine_name, vllm_dsv4_indexer.scale_to_bits = name, real
+    return found[0], found[1]
 
 
 def untested(llm: Any) -> tuple[list[str], str]:

@@ -75,6 +75,14 @@ def test_tokens_are_the_same_and_every_hook_fired(ran):
     assert tracekit.verify(ran.folder / "short.h5") == tracekit.verify(ran.folder / "long.h5") == []
 
 
+def test_an_indexer_of_an_untested_version_shows_its_scores_first(ran):
+    problems, count = ran.said["untested_indexers"]
+    assert (problems, count) == ([], 1)
+    problems, count = ran.said["contradicted_indexers"]
+    assert count == 0
+    assert any("scores keys otherwise than it declares" in text for text in problems)
+
+
 def test_off_means_off(ran):
     assert ran.said["left"] == []
     assert ran.said["operator"] == "OpOverloadPacket"
