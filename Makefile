@@ -47,8 +47,9 @@ test: lint .venv-core/.installed
 test-engines:
 	PYTHON=$(PYTHON) tools/engines_venv
 	.venv-engines/bin/python -m pytest tests/engines tests/recorder
-	.venv-engines/bin/python -m pytest -W default tests/engines_vllm
-	.venv-engines/bin/python -m pytest -W default tests/engines_megatron
+	.venv-engines/bin/python -m pytest -W default tests/engines_vllm --passed build/passed-vllm.txt
+	.venv-engines/bin/python -m pytest -W default tests/engines_megatron --passed build/passed-megatron.txt
+	.venv-engines/bin/python -m tools.check_seeds --engines --passed build/passed-vllm.txt build/passed-megatron.txt
 
 lint: .venv/.installed
 	$(BIN)/ruff format --check .

@@ -48,3 +48,14 @@ def test_a_page_that_is_right(tree):
 )
 def test_what_is_wrong_is_told(tree, text, listed, passed, expected):
     assert any(expected in problem for problem in problems(text, listed, tree, passed))
+
+
+def test_tests_of_the_engines_must_have_run_where_engines_run(tree):
+    (tree / "tests" / "engines_x").mkdir()
+    (tree / "tests" / "engines_x" / "test_b.py").write_text("def test_it(): ...\n")
+    text, there = page(A4="`tests/engines_x/test_b.py::test_it`"), "tests/engines_x/test_b.py::test_it[a]"
+    assert problems(text, "", tree, RAN) == []
+    assert problems(text, "", tree, {there}, engines=True) == []
+    assert problems(text, "", tree, {"tests/engines_x/test_b.py::test_else"}, engines=True) == [
+        "row A4 names tests/engines_x/test_b.py::test_it, which did not pass in this run"
+    ]

@@ -3,7 +3,8 @@
 Each row A1 to A21 and B1 to B19 names tests or says *not run: REASON*. Every named test must exist; every
 row that is not run must be in tests/seeds_not_run.txt with the same reason, and nothing else may be there.
 With `--passed FILE`, what `pytest --passed FILE` wrote, each named test outside tests/engines_* must also
-have passed, in at least one of its cases. Exits 1 and lists what is wrong.
+have passed, in at least one of its cases; with `--engines` it is those in tests/engines_* that must. Exits 1
+and lists what is wrong.
 """
 
 import argparse
@@ -24,20 +25,23 @@ _NOT_RUN = re.compile(r"\*not run: ([^*]+)\*")
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.check_seeds", description=__doc__)
-    parser.add_argument("--passed", type=Path, help="node ids of the tests that passed, one a line")
-    passed = parser.parse_args().passed
+    parser.add_argument("--passed", type=Path, nargs="+", help="node ids of tests that passed, one a line")
+    parser.add_argument("--engines", action="store_true", help=f"they are of {ENGINES}*")
+    options = parser.parse_args()
     page, listed = (
         (ROOT / "docs" / "seeds.md").read_text(),
         (ROOT / "tests" / "seeds_not_run.txt").read_text(),
     )
-    ran = None if passed is None else set(passed.read_text().splitlines())
-    wrong = problems(page, listed, ROOT, ran)
+    ran = options.passed and {line for file in options.passed for line in file.read_text().splitlines()}
+    wrong = problems(page, listed, ROOT, ran, engines=options.engines)
     for line in wrong:
         print(f"docs/seeds.md: {line}")
     return 1 if wrong else 0
 
 
-def problems(page: str, listed: str, root: Path, passed: set[str] | None = None) -> list[str]:
+def problems(
+    page: str, listed: str, root: Path, passed: set[str] | None = None, *, engines: bool = False
+) -> list[str]:
     """Return what is wrong, one sentence each.
 
     Args:
@@ -45,6 +49,7 @@ def problems(page: str, listed: str, root: Path, passed: set[str] | None = None)
         listed: the text of tests/seeds_not_run.txt.
         root: where the tests are.
         passed: node ids that passed; None checks only that tests exist.
+        engines: whether they are of the folders `ENGINES`, else of all others.
     """
     rows = dict(re.findall(r"^\| ([AB]\d+b?) \|(.*)\|$", page, re.MULTILINE))
     wrong = [f"row {name} is missing" for name in ROWS if name not in rows]
@@ -55,7 +60,8 @@ def problems(page: str, listed: str, root: Path, passed: set[str] | None = None)
             wrong.append(f"row {name} names no test and does not say why")
         absent |= {f"{name} | {reason}" for reason in reasons}
         for path, test in tests:
-            wrong += _of_test(name, path, test, root, passed)
+            ran = passed if path.startswith(ENGINES) is engines else None
+            wrong += _of_test(name, path, test, root, ran)
     known = {line for line in listed.splitlines() if line and not line.startswith("#")}
     wrong += [f"not run, and not in tests/seeds_not_run.txt: {entry}" for entry in sorted(absent - known)]
     wrong += [f"in tests/seeds_not_run.txt, and not on the page: {entry}" for entry in sorted(known - absent)]
@@ -66,7 +72,7 @@ def _of_test(row: str, path: str, test: str, root: Path, passed: set[str] | None
     file = root / path
     if not file.exists() or test not in _names(file):
         return [f"row {row} names {path}::{test}, which does not exist"]
-    if passed is None or path.startswith(ENGINES):
+    if passed is None:
         return []
     node = f"{path}::{test}"
     if any(re.fullmatch(re.escape(node) + r"(::\w+|\[.*\])?", name) for name in passed):

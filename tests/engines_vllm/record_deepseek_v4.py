@@ -10,7 +10,9 @@ from typing import Any
 
 from tests.engines_vllm.deepseek_v4 import CHUNK, engine, generate
 from tracekit.engines.vllm_points import attention_layers, runner_of
+from tracekit.gate.plan import joint_plan
 from tracekit.recorder.api import record
+from tracekit.store import write_trace
 
 PROMPTS = [[4 + (i * 7) % 250 for i in range(300)], list(range(30, 37))]
 LONG = 2080
@@ -22,7 +24,13 @@ def main(folder: Path) -> None:
 
     llm = engine(folder)
     plain = generate(llm, PROMPTS, 4)
-    with Spy(llm) as spy, record(folder / "short.h5", engine="vllm", llm=llm) as session:
+    plans: list[str] = []
+
+    def write(path: Any, recording: Any, calls: Any, **more: Any) -> Any:
+        plans.extend(joint_plan(call).digest for call in calls)  # of what the engine's process holds
+        return write_trace(path, recording, calls, **more)
+
+    with Spy(llm) as spy, record(folder / "short.h5", engine="vllm", llm=llm, write=write) as session:
         tokens = generate(llm, PROMPTS, 4)
         problems = list(session.problems)
     prompt = [4 + (i * i * 7) % 250 for i in range(LONG)]
@@ -42,9 +50,37 @@ def main(folder: Path) -> None:
     np.savez(folder / "arguments.npz", **arrays)
     left = [name for name, layer in attention_layers(runner_of(llm)).items() if "forward_mqa" in vars(layer)]
     said = {"plain": plain, "tokens": tokens, "problems": problems, "calls": len(spy.taken), "left": left}
+    said["plans"] = plans
+    said["untested_indexers"], said["contradicted_indexers"] = untested_indexers(llm, prompt, last)
     said["untested"], said["contradicted"] = untested(llm)
     said["operator"] = type(torch.ops._C.flash_mla_with_kvcache_cpu).__name__
     (folder / "said.json").write_text(json.dumps(said))
+
+
+def untested_indexers(llm: Any, prompt: list[int], last: int) -> tuple[list[Any], list[Any]]:
+    """Record an indexer as if this vLLM were a newer one: as it is, and with a scale that it does not have.
+
+    Returns the problems and the number of indexer calls of each.
+    """
+    import warnings
+
+    from tracekit.engines import vllm as adapter
+    from tracekit.engines import vllm_dsv4_indexer
+    from tracekit.model import scale_to_bits
+
+    name, adapter.engine_name = adapter.engine_name, lambda: "vllm 0.99.1"
+    real = vllm_dsv4_indexer.scale_to_bits
+    found: list[list[Any]] = []
+    for scale in (1.0, 1.25):
+        vllm_dsv4_indexer.scale_to_bits = lambda own, _by=scale: scale_to_bits(_by * own)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            where = {"layers": [1], "steps": [last]}
+            with record("unused.h5", engine="vllm", llm=llm, write=lambda *_, **__: None, **where) as session:
+                generate(llm, [prompt], 1)
+        found.append([session.problems, len(session.indexer_calls)])
+    adapter.engine_name, vllm_dsv4_indexer.scale_to_bits = name, real
+    return found[0], found[1]
 
 
 def untested(llm: Any) -> tuple[list[str], str]:

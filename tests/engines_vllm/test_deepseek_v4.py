@@ -13,6 +13,7 @@ import torch
 import tracekit
 from tracekit.canonical.fp8_ds_mla import CODES, GROUP, from_keys
 from tracekit.compare import Roundings, compare_envelope, envelope
+from tracekit.gate.plan import joint_plan
 from tracekit.model import Bits, KVFamily, KVSource, Mode, Origin
 from tracekit.providers.base import Launch
 from tracekit.providers.indexers import IndexerLaunch
@@ -72,6 +73,14 @@ def test_tokens_are_the_same_and_every_hook_fired(ran):
     assert all(line.complete and line.recorded == 3 for line in ran.recording.ledger)
     assert [call.mode for call in ran.calls[::3]] == [Mode.PREFILL] * 2 + [Mode.DECODE] * 3
     assert tracekit.verify(ran.folder / "short.h5") == tracekit.verify(ran.folder / "long.h5") == []
+
+
+def test_an_indexer_of_an_untested_version_shows_its_scores_first(ran):
+    problems, count = ran.said["untested_indexers"]
+    assert (problems, count) == ([], 1)
+    problems, count = ran.said["contradicted_indexers"]
+    assert count == 0
+    assert any("scores keys otherwise than it declares" in text for text in problems)
 
 
 def test_off_means_off(ran):
@@ -141,6 +150,26 @@ def test_what_a_row_may_read_changes_at_the_boundaries(ran):
     last = [call for call in ran.calls if call.step == 4]
     assert [rows_of(call, 0, RECENT).first for call in last] == [302 - 127] * 3
     assert rows_of(last[1], 0, C4).count == 303 // 4
+
+
+def test_the_joint_plan_of_the_live_engine_comes_again_from_the_file(ran):
+    """Kinds and boundaries, owned; and each plan names the rows whose bits the operator was seen to read."""
+    plans = [joint_plan(call) for call in ran.calls]
+    assert [plan.digest for plan in plans] == ran.said["plans"]
+    assert [plan.kind for plan in plans] == ["C0", "C4", "C128"] * 5
+    prefill = {plan.kind: [dict(row) for row in plan.candidates] for plan in plans[:3]}
+    sizes = [[prefill["C4"][t][family].size for family in (RECENT, C4)] for t in (2, 3)]
+    assert sizes == [[3, 0], [4, 1]]
+    sizes = [[prefill["C128"][t][family].size for family in (RECENT, C128)] for t in (126, 127, 128)]
+    assert sizes == [[127, 0], [128, 1], [128, 1]]
+    assert [prefill["C0"][t][RECENT].size for t in (127, 128)] == [128, 128]
+    for plan, call in zip(plans, ran.calls, strict=True):
+        for t in {0, call.num_rows // 2, call.num_rows - 1}:
+            for family, ids in plan.candidates[t]:
+                held = call.kv[plan.rows[t].request][family]
+                name = "window" if family is RECENT else "compressed"
+                rows = held.keys.data[ids - held.first, 0]
+                assert np.array_equal(rows, patterns(ran.of(call, f"{name}.{t}"))), (plan.kind, t)
 
 
 def test_out_lies_in_the_envelope_of_the_rows_as_the_operator_reads_them(ran):

@@ -9,10 +9,12 @@ import pytest
 import tracekit
 from tracekit.model import Bits, DType, KVFamily, KVRows
 from tracekit.providers import vllm_cpu_ops
-from tracekit.providers.base import Launch, Provider
+from tracekit.providers.base import Provider
 from tracekit.providers.vllm_mla import KERNEL, VllmMla, executed
+from tracekit.replayer import replay
 from tracekit.store import write_trace
-from tracekit.testing import ProviderSuite
+from tracekit.testing import MemoryTrace, ProviderSuite
+from tracekit.testing import record as in_memory
 from tracekit.testing.build import dense_call
 from tracekit.verdict import Status
 
@@ -71,13 +73,10 @@ def test_values_that_are_not_the_start_of_their_keys_are_refused():
 
 
 def test_the_number_of_threads_decides_bits_and_is_recorded():
-    """docs/findings.md: keys are split over threads, so `threads` is no promise of it."""
-    call = latent_call((200, 37, 1, 16, 90), seed=4)
-    one, two = (
-        VllmMla().run(Launch((replace(call, provenance=replace(call.provenance, threads=n)),))).tensors[0].out
-        for n in (1, 2)
-    )
-    assert not one.same(two)
+    """docs/findings.md, in a process of its own: an engine in this one binds its threads."""
+    call = in_memory(latent_call((200, 37, 1, 16, 90), seed=4), VllmMla())
+    report = replay([MemoryTrace([call])], providers=["vllm-mla-cpu"], claims=["threads"], threads=1)
+    assert report.find("threads").status is Status.REFUTED
     assert "threads" not in VllmMla().advertised()
 
 

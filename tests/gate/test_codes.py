@@ -43,6 +43,7 @@ PREFILL, EAGER, GRAPH, TRAINING, RECOMPUTE = (
     GateMode.RECOMPUTE,
 )
 USE = GraphUse("g", (10, 20), 2)
+SHAPED = USE._replace(shapes=((8, 2),))
 
 
 def run(
@@ -149,6 +150,12 @@ BROKEN = [
     ("G-GRAPH-ADDRESS", [run(0, 4), Capture(USE)], run(4, 5, GRAPH, graph=USE._replace(addresses=(10, 21)))),
     ("G-GRAPH-SHAPE", [run(0, 4), Capture(USE)], run(4, 5, GRAPH, graph=USE._replace(rows=1))),
     ("G-GRAPH-SHAPE", [run(0, 4), Capture(USE)], run(4, 7, GRAPH, graph=USE)),
+    (
+        "G-GRAPH-SHAPE",
+        [run(0, 4), Capture(SHAPED)],
+        run(4, 5, GRAPH, graph=SHAPED._replace(shapes=((8, 3),))),
+    ),
+    ("G-GRAPH-SHAPE", [run(0, 4), Capture(SHAPED)], run(4, 5, GRAPH, graph=USE)),
     (
         "G-GRAPH-VERSION",
         [run(0, 4), Capture(USE), NewWeights(1), Migrate("a", 1)],

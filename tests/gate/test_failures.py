@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import event as tally
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -205,6 +205,12 @@ def test_random_failures(kernel):
 
     Failures.kernel = kernel
     run_state_machine_as_test(
-        Failures, settings=settings(max_examples=20, stateful_step_count=15, deadline=None)
+        Failures,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=15,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
     )
     assert kernel.launches > 20

@@ -184,11 +184,12 @@ class Histories(RuleBasedStateMachine):
         return e.Span(name, first, end, mode, tuple(reads))
 
     def use(self, data):
-        wrong = data.draw(st.sampled_from(["", "", "", "name", "address", "rows"]))
+        wrong = data.draw(st.sampled_from(["", "", "", "name", "address", "rows", "shape"]))
         return e.GraphUse(
             "h" if wrong == "name" else "g",
             (1, 3) if wrong == "address" else (1, 2),
             4 if wrong == "rows" else 6,
+            ((8,), (3,)) if wrong == "shape" else ((8,), (2, 4)),
         )
 
     @rule(data=st.data(), kernel=st.sampled_from(["k", "k", "k", "other"]), old=rarely, keeps=st.booleans())
@@ -247,7 +248,7 @@ class Histories(RuleBasedStateMachine):
         weights = self.ledger.model_version
         usual = [
             e.Fence(),
-            e.Capture(e.GraphUse("g", (1, 2), 6), weights - data.draw(rarely)),
+            e.Capture(e.GraphUse("g", (1, 2), 6, ((8,), (2, 4))), weights - data.draw(rarely)),
             e.Wake() if self.ledger.asleep else e.Fence(),
         ]
         rare = [

@@ -23,7 +23,7 @@ OF_TYPE = {
     int | None: st.none() | numbers,
     KVFamily: st.sampled_from(KVFamily),
     KVFamily | None: st.none() | st.sampled_from(KVFamily),
-    GraphUse: st.builds(GraphUse, texts, lists, numbers),
+    GraphUse: st.builds(GraphUse, texts, lists, numbers, st.lists(lists, max_size=2).map(tuple)),
     tuple[int, ...]: lists,
     tuple[PassRows, ...]: st.lists(
         st.builds(PassRows, texts, numbers, numbers, st.sampled_from(GateMode), numbers), max_size=2
@@ -56,6 +56,10 @@ def test_a_pass_of_all_layers_is_written_as_before_layers_were_named():
         ["pass", 0, [], 0, False, [1], []],
         ["pass", 0, [], 0, False, [], [1], []],
         ["pass", 0, [], 0, False, ["1"]],
+        ["capture", ["g", [1], 2, []], 0],
+        ["capture", ["g", [1], 2, [3]], 0],
+        ["capture", ["g", [1], 2, 3], 0],
+        ["capture", ["g", 1, 2], 0],
         ["backward", 0, 1, "k", 0, False],
         ["backward", 0, [1], 2, 0, False],
         ["backward", 0, [1], "k", 0, 1],

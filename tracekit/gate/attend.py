@@ -74,6 +74,10 @@ def _check_graph(ledger: Ledger, use: GraphUse, rows: int, model_version: int) -
     if use.rows != graph.rows or rows > graph.rows:
         text = f"captured for {graph.rows} rows, replayed for {use.rows} with {rows}"
         refuse("G-GRAPH-SHAPE", text, graph=use.name)
+    if use.shapes != graph.shapes:
+        both = enumerate(zip(graph.shapes, use.shapes, strict=False))
+        found = next((f"buffer {at} was {was} and is {now}" for at, (was, now) in both if was != now), "")
+        refuse("G-GRAPH-SHAPE", found or "not as many shapes as at capture", graph=use.name)
     if version != model_version:
         text = f"captured under weights {version}, replayed under {model_version}"
         refuse("G-GRAPH-VERSION", text, graph=use.name)

@@ -2,7 +2,8 @@
 
 A training launch is packed rows of whole requests in any order. The forward is committed as a launch of mode
 training; the backward is committed as an event that names its forward, and only after its gradients are there
-and finite. A backward that fails commits nothing and may be tried again.
+and finite. A backward that fails commits nothing and may be tried again (`retain_graph=True`); in a
+`gate.transaction()` that holds for all layers together.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from tracekit.gate.gate import RequestGate
+from tracekit.gate.launch import extents
 from tracekit.gate.machine import transition
 from tracekit.gate.refusal import refuse
 from tracekit.model import (
@@ -122,14 +124,19 @@ def training_call(
     scale: float,
     mode: Mode = Mode.TRAINING,
 ) -> AttentionCall:
-    """Return the logical side of a packed training launch."""
+    """Return the logical side of a packed training launch; it reads the rows that it brings.
+
+    Raises:
+        GateRefused: `G-ROWS-GAP` where a row in the middle of a request is missing.
+    """
     queries, keys, values = (_bits(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    kv = {}
-    for number, key in enumerate(rows.requests):
+    kv, spans = {}, extents(rows)
+    for number, (key, _, first, _) in enumerate(spans):
         mine = np.flatnonzero(rows.request == number)
         order = mine[np.argsort(rows.positions[mine], kind="stable")]
-        kv[key] = {KVFamily.DENSE: KVRows(keys.take(order), values.take(order))}
+        kv[key] = {KVFamily.DENSE: KVRows(keys.take(order), values.take(order), first)}
     positions = rows.positions
+    starts = np.array([first for _, _, first, _ in spans], np.int64)[rows.request]
     return AttentionCall(
         layer=layer,
         step=0,
@@ -138,7 +145,7 @@ def training_call(
         q=queries,
         kv=kv,
         sink=None,
-        selection=Selection({KVFamily.DENSE: Ranges(np.zeros_like(positions), positions + 1)}),
+        selection=Selection({KVFamily.DENSE: Ranges(starts, positions + 1)}),
         conventions=Conventions(scale_to_bits(scale)),
         provenance=Provenance("torch", "autograd", ExecutedIdentity("autograd")),
     )
@@ -206,7 +213,10 @@ class _Gated(torch.autograd.Function):
         if gate.ledger is not ledger:
             refuse("G-CONCURRENT", "another event was committed meanwhile", layer=ctx.call.layer)
         gate.tell(ctx.event)
-        ctx.once = None
+        if not gate.within:
+            ctx.once = (
+                None  # where another layer may still fail, its backward is to run again with the others
+            )
         return (*grads, None, None, None, None)
 
 

@@ -48,6 +48,11 @@ class RequestGate:
         """SHA-256, hexadecimal, of the committed state."""
         return self._ledger.digest
 
+    @property
+    def within(self) -> bool:
+        """Whether a transaction is open: what is committed may still be taken back."""
+        return self._open is not None
+
     def tell(self, event: Event) -> None:
         """Take an event that is no launch: what the engine did to a request, or to itself.
 

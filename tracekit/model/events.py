@@ -83,11 +83,13 @@ class GraphUse(NamedTuple):
         name: the graph.
         addresses: of the buffers that the graph reads and writes, in an order that the caller keeps.
         rows: rows that it was captured for; a replay may fill fewer.
+        shapes: of the same buffers, in the same order; empty where nobody says.
     """
 
     name: str
     addresses: tuple[int, ...]
     rows: int
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 class Attend(NamedTuple):

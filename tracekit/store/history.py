@@ -69,11 +69,15 @@ def parse_history(data: bytes) -> tuple[Entry, ...]:
 
 
 def _fields(entry: Entry) -> list[Any]:
-    values = [getattr(entry, field.name) for field in fields(entry)]
+    values = [_plain(getattr(entry, field.name)) for field in fields(entry)]
     for _ in range(_OPTIONAL.get(type(entry), 0)):
         if values[-1] == ():
             values.pop()
     return values
+
+
+def _plain(value: Any) -> Any:
+    return value[:3] if isinstance(value, GraphUse) and not value.shapes else value
 
 
 def _entry(line: Any, number: int) -> Entry:
@@ -129,10 +133,15 @@ def _rows(row: Any, number: int) -> PassRows:
 
 
 def _graph(value: Any, number: int) -> GraphUse:
-    if type(value) is not list or len(value) != 3 or type(value[1]) is not list:
+    if type(value) is not list or len(value) not in (3, 4) or value[3:] == [[]]:
         raise _bad(f"entry {number} has a graph {value!r:.40}")
-    addresses = tuple(_parse(address, int, number) for address in value[1])
-    return GraphUse(_parse(value[0], str, number), addresses, _parse(value[2], int, number))
+    name, addresses, rows = (
+        _parse(part, want, number) for part, want in zip(value, (str, tuple[int, ...], int), strict=False)
+    )
+    shapes = value[3] if len(value) == 4 else []
+    if type(shapes) is not list:
+        raise _bad(f"entry {number} has shapes {shapes!r:.40}")
+    return GraphUse(name, addresses, rows, tuple(_parse(shape, tuple[int, ...], number) for shape in shapes))
 
 
 def _bad(problem: str) -> Exception:
