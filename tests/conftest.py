@@ -39,7 +39,8 @@ def _count(longrepr: object) -> None:
 def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
     """Return the reasons of `not_run.txt` that count on a machine; `here` says whether it has a thing.
 
-    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 (`v4`) or a program (`nvcc`).
+    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 (`v4`), a program (`nvcc`),
+    or the library `NVRTC`.
     """
     found = set()
     for line in text.splitlines():
@@ -51,6 +52,15 @@ def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
         elif not here(condition.removeprefix("without ")):
             found.add(entry)
     return found
+
+
+def is_here(thing: str) -> bool:
+    """Whether this machine has a thing that a line of `not_run.txt` names."""
+    from tracekit.providers.tka1 import native, runtime_compiler
+
+    if thing == "NVRTC":
+        return runtime_compiler.find_library("nvrtc") is not None
+    return thing in native.available() or shutil.which(thing) is not None
 
 
 def _whole(config: pytest.Config) -> bool:
@@ -71,12 +81,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _unexpected() -> list[str]:
-    from tracekit.providers.tka1 import native
-
-    builds = native.available()
-    wanted = expected_here(
-        EXPECTED.read_text(), lambda thing: thing in builds or shutil.which(thing) is not None
-    )
+    wanted = expected_here(EXPECTED.read_text(), is_here)
     return [f"not run, and not listed: {entry}" for entry in sorted(set(_not_run) - wanted)] + [
         f"listed as not run, but it ran: {entry}" for entry in sorted(wanted - set(_not_run))
     ]

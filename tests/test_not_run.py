@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import expected_here
+from tests.conftest import EXPECTED, expected_here, is_here
+from tracekit.providers.tka1 import runtime_compiler
 
 pytest_plugins = ["pytester"]
 
@@ -36,3 +37,9 @@ def test_a_skip_that_is_not_listed_fails_in_ci(pytester, monkeypatch, ci, listed
     """)
     monkeypatch.setenv("CI", ci)
     assert pytester.runpytest_subprocess().ret == code
+
+
+@pytest.mark.parametrize("found", [None, Path("libnvrtc.so.13")])
+def test_the_tests_of_nvrtc_are_expected_to_run_where_it_is(monkeypatch, found):
+    monkeypatch.setattr(runtime_compiler, "find_library", lambda kind: found)
+    assert ("no NVRTC library" in expected_here(EXPECTED.read_text(), is_here)) == (found is None)

@@ -189,3 +189,89 @@ def test_a_budget_that_is_no_size_is_refused_before_the_command_runs(out, gigaby
     assert done.returncode == 2
     assert "--max-size-gb is" in done.stderr + done.stdout
     assert "ran" not in done.stdout
+
+
+def test_a_compiled_model_runs_and_is_told(out):
+    done, told = record(out, *GENERATE, "5,6,7", "compiled")
+    assert done.returncode == 3
+    assert "compiled 3" in done.stdout
+    assert any("torch.compile" in problem for problem in told["problems"])
+    assert not all(line.complete for line in ledger(out))
+
+
+def test_models_that_a_program_deletes_are_freed_and_recorded(out):
+    done, told = record(out, *GENERATE, "5,6,7", "delete")
+    assert (done.returncode, told["problems"]) == (0, []), done.stderr
+    assert told["processes"] == 4
+    assert told["requests"] == 4
+
+
+def test_a_model_whose_place_cannot_be_told_runs_and_is_told(out):
+    done, told = record(out, *GENERATE, "5,6,7", "place", options=["--engine", "transformers"])
+    assert done.returncode == 3
+    assert done.stdout.count("[[5, 6, 7,") == 2
+    assert "Qwen3ForCausalLM is not recorded: ValueError" in told["problems"][0]
+    assert told["processes"] == 1
+
+
+def test_a_process_in_a_process_is_recorded(out):
+    done, told = record(out, *GENERATE, "5,6,7", "spawn")
+    assert (done.returncode, told["problems"]) == (0, []), done.stderr
+    assert (told["processes"], told["requests"]) == (2, 2)
+
+
+@pytest.mark.parametrize("flag", ["-I", "-S", "-EB"])
+def test_a_python_that_looks_at_no_environment_is_told(out, flag):
+    done, told = record(out, sys.executable, flag, "-c", "print('ran')")
+    assert (done.returncode, "ran" in done.stdout) == (3, True)
+    assert f"started with -{flag[1]}, and such a Python is never recorded" in told["problems"][0]
+
+
+def test_a_wrong_setting_is_refused_before_the_command_runs(out, monkeypatch):
+    monkeypatch.setenv("TRACEKIT_LAYER", "3")
+    done, _ = record(out, sys.executable, "-c", "print('ran')")
+    assert (done.returncode, "ran" in done.stdout) == (2, False)
+    assert "TRACEKIT_LAYER is not a setting" in done.stderr
+    assert list(out.parent.iterdir()) == []
+
+
+def test_settings_of_another_recording_do_not_reach_this_one(out, monkeypatch):
+    monkeypatch.setenv("TRACEKIT_RECORD", str(out.parent / "no" / "other.h5"))
+    monkeypatch.setenv("TRACEKIT_LAYERS", "0")
+    done, told = record(out, *GENERATE, "5,6,7")
+    assert (done.returncode, told["calls"]) == (0, 6), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_command_and_its_code_is_ours(out, number):
+    program = (
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(40))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    arguments = [str(TRACEKIT), "record", "-o", str(out), "--", sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = subprocess.Popen(arguments, cwd=ROOT, **pipes)
+    assert running.stdout.readline() == b"ready\n"
+    running.send_signal(number)
+    running.communicate()
+    assert running.returncode == 40
+
+
+def test_a_signal_that_is_ignored_stays_ignored_in_the_command(out):
+    """`nohup tracekit record -- CMD` outlives its terminal."""
+    program = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    arguments = [str(TRACEKIT), "record", "-o", str(out), "--", sys.executable, "-c", program]
+    done = subprocess.run(
+        ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "True\n"
+
+
+def test_a_command_that_cannot_be_run_is_told(out):
+    for command, words in ((out.parent, "permission denied"), (Path(__file__), "permission denied")):
+        done, _ = record(out, command)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+        assert list(out.parent.iterdir()) == []

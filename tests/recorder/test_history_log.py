@@ -5,7 +5,7 @@ import pytest
 
 from tracekit.model import Mode
 from tracekit.model.events import GateMode
-from tracekit.model.history import Pass
+from tracekit.model.history import Pass, Unproven
 from tracekit.recorder.history import Computed
 from tracekit.recorder.session import Session
 
@@ -71,5 +71,12 @@ def test_a_step_that_says_nothing_ends_the_history(session):
     begin(session, {0: [5, 6]}, {0: Computed(0, 2)})
     begin(session, {0: [7]}, None)
     session.requests.resolve()
+    told = session.history.resolve(session.requests.key)
+    assert told == (Unproven("step 1 does not say which rows it computed"),)
+
+
+def test_a_history_that_nobody_follows_is_none(session):
+    session.requests.open(prompt_length=2)
+    begin(session, {0: [5, 6]}, None)
+    session.requests.resolve()
     assert session.history.resolve(session.requests.key) is None
-    assert session.history.lost == "step 1 does not say which rows it computed"

@@ -1,5 +1,6 @@
 """Merged in logical words: the parts of a job say what one process that did it all would say."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 import tracekit
 from tracekit.canonical.heads import HeadShards
+from tracekit.cli.main import run
 from tracekit.errors import InvalidCall, NothingSelected, UsageError
+from tracekit.gate.recorded import Legality, judge
 from tracekit.model import (
     Bits,
     Identity,
@@ -21,6 +24,8 @@ from tracekit.model import (
     Share,
     StepRecord,
 )
+from tracekit.model.events import GateMode
+from tracekit.model.history import Pass, PassRows
 from tracekit.providers.oracle import Oracle
 from tracekit.recorder.merge import merge
 from tracekit.store import open_trace, verify_trace, write_trace
@@ -65,13 +70,15 @@ def write(path, calls, share=None, ledger=None, **around):
     return path
 
 
-def tensor_parallel(folder, calls, ranks, kv_heads=2):
+def tensor_parallel(folder, calls, ranks, kv_heads=2, **around):
+    folder.mkdir(exist_ok=True)
     heads = HeadShards(calls[0].num_heads, kv_heads, ranks)
     return [
         write(
             folder / f"rank{rank}.h5",
             [shard(call, heads, rank) for call in calls],
             Share(rank, ranks, tensor=rank, tensor_size=ranks, kv_heads=kv_heads),
+            **around,
         )
         for rank in range(ranks)
     ]
@@ -132,7 +139,7 @@ def test_a_rank_that_left_nothing_is_in_the_ledger(tmp_path):
 
 def test_without_some_heads_no_call_is_whole(tmp_path):
     paths = tensor_parallel(tmp_path, whole(), 2)
-    with pytest.raises(NothingSelected):
+    with pytest.raises(NothingSelected, match="no trace of tensor-parallel number 1;"):
         merge(paths[:1], tmp_path / "m.h5")
     assert not (tmp_path / "m.h5").exists()
 
@@ -228,3 +235,95 @@ def test_a_trace_that_exists_stays(tmp_path):
         tracekit.merge([path], path)
     with pytest.raises(UsageError, match="nothing to merge"):
         tracekit.merge([], tmp_path / "m.h5")
+
+
+def of(calls, weights=0):
+    """A history of their passes."""
+    key = calls[0].rows.requests[0]
+    rows = (PassRows(str(key), 0, 5, GateMode.TRAINING),)
+    return tuple(Pass(call.step, rows, weights) for call in calls)
+
+
+def test_a_history_on_which_all_parts_agree_is_kept(tmp_path):
+    calls = whole(lengths=(5,))
+    paths = tensor_parallel(tmp_path, calls, 2, history=of(calls))
+    merge(paths, tmp_path / "m.h5")
+    with open_trace(tmp_path / "m.h5") as trace:
+        assert trace.recording.history == of(calls)
+        legal = judge(trace.recording, [trace.call(index) for index in range(len(trace))])
+    assert legal.status is Legality.LEGAL, legal
+
+
+def test_why_a_merged_trace_has_no_history_is_told(tmp_path):
+    calls = whole(lengths=(5,))
+    paths = tensor_parallel(tmp_path, calls, 2, history=of(calls))
+    for name, history, reason in (
+        ("other", of(calls, 1), r"rank0.h5 \(rank 0\) and rank1.h5 \(rank 1\) tell different ones"),
+        ("none", None, r"rank1.h5 \(rank 1\) has none"),
+    ):
+        paths[1] = tensor_parallel(tmp_path, calls, 2, history=history)[1]
+        paths[0] = tensor_parallel(tmp_path / "again", calls, 2, history=of(calls))[0]
+        merge(paths, tmp_path / f"{name}.h5")
+        judgement = tracekit.history(tmp_path / f"{name}.h5")
+        assert judgement.status is Legality.UNKNOWN
+        assert re.search(reason, judgement.reason)
+    data = [write(tmp_path / f"d{n}.h5", calls, Share(n, 2, n, 2), history=of(calls)) for n in range(2)]
+    merge(data, tmp_path / "d.h5")
+    assert "data-parallel process has a history of its own" in tracekit.history(tmp_path / "d.h5").reason
+
+
+def test_different_models_are_told_apart_in_one_sentence(tmp_path):
+    paths = [
+        write(
+            tmp_path / f"{n}.h5",
+            whole(),
+            Share(n, 2, n, 2),
+            identity=Identity(name, weights_digest=name * 64),
+        )
+        for n, name in enumerate("ab")
+    ]
+    with pytest.raises(
+        InvalidCall, match="of different models: model a and b and weights_digest aaa"
+    ) as told:
+        merge(paths, tmp_path / "m.h5")
+    assert len(str(told.value)) < 250
+
+
+def parts_that_lack(folder):
+    tensor = tensor_parallel(folder, whole(steps=3), 2)
+    calls = [shard(call, HeadShards(4, 2, 2), 1) for call in whole()]
+    short = write(folder / "short.h5", calls, Share(1, 2, tensor=1, tensor_size=2, kv_heads=2))
+    data = [write(folder / f"d{n}.h5", whole(lengths=(n + 2,)), Share(n, 4, n, 4)) for n in range(3)]
+    silent = write(folder / "silent.h5", whole(), ledger=())
+    return {
+        "3 of 4 ranks": (data, "rank 3 is missing"),
+        "one rank twice": ([data[0], data[0], data[1]], "rank 2 is missing"),
+        "unequal steps": ([tensor[0], short], "lacks calls of step 2"),
+        "no ledger": ([silent], "nobody knows whether calls are missing"),
+    }
+
+
+@pytest.mark.parametrize("name", ["3 of 4 ranks", "one rank twice", "unequal steps", "no ledger"])
+def test_what_a_merged_trace_lacks_is_said_and_ends_with_3(tmp_path, capsys, name):
+    paths, words = parts_that_lack(tmp_path)[name]
+    assert run(["merge", *map(str, paths), "-o", str(tmp_path / "m.h5")]) == 3
+    assert words in capsys.readouterr().err
+    assert verify_trace(tmp_path / "m.h5") == []
+
+
+@pytest.mark.parametrize("keep", [0, 20, 300, -1])
+def test_a_part_that_is_cut_or_not_yet_written_is_refused(tmp_path, capsys, keep):
+    paths = tensor_parallel(tmp_path, whole(), 2)
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(data[:keep])
+    assert run(["merge", *map(str, paths), "-o", str(tmp_path / "m.h5")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"tracekit: {paths[1]}: ")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "m.h5").exists()
+    assert paths[1].read_bytes() == data[:keep]
+
+
+def test_a_folder_is_no_part(tmp_path, capsys):
+    assert run(["merge", str(tmp_path), "-o", str(tmp_path / "m.h5")]) == 2
+    assert "is a folder, not a trace" in capsys.readouterr().err

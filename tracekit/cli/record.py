@@ -9,7 +9,7 @@ import click
 
 from tracekit.cli.options import json_option, parse_numbers, size_words
 from tracekit.cli.progress import progress
-from tracekit.env import check_budget
+from tracekit.env import check_budget, parse_settings
 from tracekit.errors import UsageError
 from tracekit.store.target import check_target
 from tracekit.verdict import Exit
@@ -124,6 +124,8 @@ def command(
             "MAX_SIZE_GB": None if max_size_gb is None else repr(max_size_gb),
         }
     )
+    # A setting that is wrong would be told by every process, and recorded by none.
+    parse_settings(environ)
     return _record_command(command, output, environ, as_json)
 
 

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from tracekit.errors import Unsupported
 
 _ABSENT = object()
+_ENDED: dict[int, tuple[Any, Any]] = {}
+"""Replacements that ended while a later one stood on them, by id, and what was there before them."""
 
 
 class UntestedVersion(UserWarning):
@@ -103,16 +105,27 @@ class Entry:
 
 @contextmanager
 def replaced(entry: Entry) -> Iterator[Any]:
-    """Replace an entry; the original object, or its absence, comes back at exit."""
-    original = entry.mapping.get(entry.key, _ABSENT)
-    entry.mapping[entry.key] = entry.make(None if original is _ABSENT else original)
+    """Replace an entry; the original object, or its absence, comes back at exit.
+
+    Recordings of several models may end in any order: the last one brings the original back.
+    """
+    mapping, key = entry.mapping, entry.key
+    original = mapping.get(key, _ABSENT)
+    mapping[key] = value = entry.make(None if original is _ABSENT else original)
+    # What makes the value may hold much else, such as a model that the program wants to be rid of.
+    del entry
     try:
         yield
     finally:
-        if original is _ABSENT:
-            del entry.mapping[entry.key]
+        if mapping.get(key, _ABSENT) is value:
+            while id(original) in _ENDED:
+                _, original = _ENDED.pop(id(original))
+            if original is _ABSENT:
+                del mapping[key]
+            else:
+                mapping[key] = original
         else:
-            entry.mapping[entry.key] = original
+            _ENDED[id(value)] = value, original
 
 
 def enter_all(stack: ExitStack, entries: list[Entry], hooks: list[Callable[[], Removable]]) -> None:

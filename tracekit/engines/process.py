@@ -6,8 +6,9 @@ file goes when the trace is written, and otherwise says why it was not, so that 
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
@@ -57,10 +58,15 @@ class _Running:
     path: Path
     marker: Path
     pid: int
+    gone: Callable[[], bool]
+    """Whether what is recorded is no more."""
 
 
 class Recordings:
     """The recordings of this process, one a model.
+
+    A recording ends with the process, or when its model is gone and the next one begins: not in the moment of
+    the model's end, which may lie in the middle of anything, another trace's writing included.
 
     Args:
         found: where to, and what is wanted.
@@ -71,37 +77,59 @@ class Recordings:
         self._base = found.record
         self._filters = found.filters
         self._count = 0
+        self._running: dict[Finalize[Any], _Running] = {}
 
-    def begin(self, join: Callable[[Session, ExitStack], None], share: Share | None) -> bool:
+    def begin(
+        self, join: Callable[[Session, ExitStack], None], share: Share | None, model: object = None
+    ) -> bool:
         """Begin a recording, and say whether it runs.
 
         Args:
             join: hooks into the engine; what it enters on the stack is left before the trace is written.
             share: which part of a job this process is.
+            model: what is recorded, held weakly; None where that stays until the process ends.
         """
-        self._count += 1
-        rank = 0 if share is None else share.rank
-        number = f"-{self._count}" if self._count > 1 else ""
-        stem, suffix = self._base.stem, self._base.suffix
-        path = self._base.with_name(f"{stem}.rank{rank}-{os.getpid()}{number}{suffix}")
+        self._end_those_gone()
+        path = self._next_path(share)
         stack = ExitStack()
         marker = path.with_name(path.name + STARTED)
         try:
             marker.write_text("its process ended before the trace was written")
             options: dict[str, Any] = {**self._filters, "share": share}
             session = stack.enter_context(record(path, write=_WRITE, **options))
+            rank = 0 if share is None else share.rank
             session.notes |= {"rank": str(rank), "pid": str(os.getpid())}
             join(session, stack)
             session.share = session.share or share
         except Exception as error:
             say(f"{path} is not recorded: {error}")
-            if marker.exists():
+            with suppress(OSError):
                 marker.write_text(str(error))
             return False
-        running = _Running(stack, session, path, marker, os.getpid())
-        Finalize(None, _save, args=(running,), exitpriority=_BEFORE_EXIT)
+        gone = _never if model is None else partial(_is_gone, weakref.ref(model))
+        running = _Running(stack, session, path, marker, os.getpid(), gone)
+        self._running[Finalize(None, _save, args=(running,), exitpriority=_BEFORE_EXIT)] = running
         save_when_terminated(running, partial(_terminate, running))
         return True
+
+    def lose(self, reason: str) -> None:
+        """Tell that something of this process is not recorded: to its user, and to who gathers the traces."""
+        say(reason)
+        path = self._next_path(share_of_environment(os.environ))
+        with suppress(OSError):
+            path.with_name(path.name + STARTED).write_text(reason)
+
+    def _next_path(self, share: Share | None) -> Path:
+        self._count += 1
+        rank = 0 if share is None else share.rank
+        number = f"-{self._count}" if self._count > 1 else ""
+        stem, suffix = self._base.stem, self._base.suffix
+        return self._base.with_name(f"{stem}.rank{rank}-{os.getpid()}{number}{suffix}")
+
+    def _end_those_gone(self) -> None:
+        for finalize in [finalize for finalize, running in self._running.items() if running.gone()]:
+            finalize()
+            del self._running[finalize]
 
 
 def _terminate(running: _Running) -> None:
@@ -123,12 +151,22 @@ def _save(running: _Running) -> None:
     try:
         running.stack.close()
     except Exception as error:
-        running.marker.write_text(str(error))
         say(f"{running.path}: {error}")
+        with suppress(OSError):
+            running.marker.write_text(str(error))
         return
-    running.marker.unlink()
+    running.marker.unlink(missing_ok=True)
+
+
+def _never() -> bool:
+    return False
+
+
+def _is_gone(model: "weakref.ref[Any]") -> bool:
+    return model() is None
 
 
 def say(text: str) -> None:
-    """Tell the user of a program that is not ours."""
-    print(f"tracekit: {text}", file=sys.stderr, flush=True)
+    """Tell the user of a program that is not ours; one that has closed its stderr is not told."""
+    with suppress(OSError, ValueError):
+        print(f"tracekit: {text}", file=sys.stderr, flush=True)

@@ -34,7 +34,20 @@ def forget(recording: object) -> None:
 
 
 def _ended(number: int, _: FrameType | None) -> None:
-    for _recording, save in tuple(_open):
-        save()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    try:
+        for _recording, save in tuple(_open):
+            save()
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _forget_all() -> None:
+    """A forked child has nothing to write, and dies by SIGTERM as it always did."""
+    _open.clear()
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    if handler is _ended:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_all)

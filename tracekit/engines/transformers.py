@@ -5,7 +5,7 @@ table in their place, calls the original with the original arguments, and looks 
 """
 
 import inspect
-import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,12 +15,15 @@ import torch
 from transformers import AttentionInterface
 
 from tracekit.engines import transformers_backend
+from tracekit.engines.one_forward import OVERLAP, OneForward
 from tracekit.engines.patch import Entry, enter_all
 from tracekit.engines.transformers_call import capture_call, check_cache
-from tracekit.engines.transformers_common import EAGER, SDPA, TKA1, Kernel, KernelCall
-from tracekit.engines.transformers_families import ratio_family
+from tracekit.engines.transformers_common import EAGER, SDPA, Kernel, KernelCall
+from tracekit.engines.transformers_dispatch import Hook, WeakHook, wrap, wrap_tka1
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
+from tracekit.engines.transformers_points import COMPILED, attention_modules, module_names, refuse_model
+from tracekit.engines.transformers_proof import ProvenWeights, settled_before_updates
 from tracekit.engines.transformers_reorder import Reorders
 from tracekit.engines.transformers_step import (
     Forward,
@@ -30,16 +33,10 @@ from tracekit.engines.transformers_step import (
     read_forward,
 )
 from tracekit.engines.transformers_waiting import Waiting, waiting
-from tracekit.engines.transformers_weights import Weights
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.history import Computed
 from tracekit.recorder.session import Session
-
-LATER = {"glm_moe_dsa": "its sparse indexer"}
-"""Model types whose calls a plain record would get wrong, and why."""
-
-Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 
 @contextmanager
@@ -54,78 +51,103 @@ def attach(session: Session, *, model: Any, weights_digest: bool = True) -> Iter
     Raises:
         Unsupported: `T-MODEL`, `T-RATIO`, `T-IMPLEMENTATION` before anything is touched.
     """
-    _refuse_model(model)
+    refuse_model(model)
     if weights_digest:
         session.identity = model_identity(model)
     recorder = Recorder(session, model)
     with ExitStack() as stack:
         enter_all(stack, recorder.entries(), recorder.hooks())
+        stack.callback(_close, weakref.ref(recorder))
+        # From here on only the model's hooks hold the recorder, and the recorder holds no model: a program
+        # that deletes its model gets its memory back.
+        del recorder, model
         yield
 
 
 class Recorder:
-    """The hooks of one model."""
+    """The hooks of one model. The model holds them, and they hold the model weakly; they end with it."""
 
     def __init__(self, session: Session, model: Any) -> None:
         self._session = session
-        self._model = model
-        self._modules = attention_modules(model)
-        session.names.update({layer: name for name, layer in _names(model, self._modules).items()})
+        self._model = weakref.ref(model)
+        modules = attention_modules(model)
+        self._modules = weakref.WeakKeyDictionary(modules)
+        session.names.update({layer: name for name, layer in module_names(model, modules).items()})
         self._sequences = Sequences(session)
-        self._weights = Weights(model)
+        self._weights = ProvenWeights(model, session.history.doubt)
         self._reorders = Reorders()
         self._signature = inspect.signature(type(model).forward)
+        self._turn = OneForward()
         self._forward: Forward | None = None
-        self._refused: dict[Any, TracekitError] = {}
-        self._layers = {
-            indexer: int(module.layer_idx)
-            for module in self._modules
-            if (indexer := indexer_of(module)) is not None
-        }
+        self._refused: dict[int, TracekitError] = {}
+        self._layers = weakref.WeakKeyDictionary(
+            {
+                indexer: int(module.layer_idx)
+                for module in modules
+                if (indexer := indexer_of(module)) is not None
+            }
+        )
         self._sparse = frozenset(self._layers.values())
-        self._watches: dict[Any, tuple[Watch, ExitStack]] = {}
+        self._watches: dict[int, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
         self._waiting: list[Waiting] = []
+        self._compiled = False
+        self._closed = False
+
+    def __del__(self) -> None:
+        self.close()
 
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""
         table = AttentionInterface._global_mapping
         entries = [
-            Entry("transformers sdpa", table, "sdpa", lambda original: self._wrap(SDPA, original)),
-            Entry("transformers eager", table, "eager", lambda original: self._wrap(EAGER, original)),
+            Entry("transformers sdpa", table, "sdpa", lambda original: wrap(self, SDPA, original)),
+            Entry("transformers eager", table, "eager", lambda original: wrap(self, EAGER, original)),
         ]
         if transformers_backend.NAME in table:
-            entries.append(Entry("tracekit on TKA-1", table, transformers_backend.NAME, self._wrap_tka1))
+            name = "tracekit on TKA-1"
+            entries.append(Entry(name, table, transformers_backend.NAME, partial(wrap_tka1, self)))
         return entries
 
     def hooks(self) -> list[Callable[[], Any]]:
         """Registrations of module hooks; each returns a handle."""
-        model = self._model
+        model = self._model()
+        assert model is not None
+        before, after = Hook(self.before_forward), Hook(self.after_forward)
         hooks: list[Callable[[], Any]] = [
-            lambda: model.register_forward_pre_hook(self.before_forward, with_kwargs=True),
-            lambda: model.register_forward_hook(self.after_forward, always_call=True),
+            lambda: model.register_forward_pre_hook(before, with_kwargs=True),
+            lambda: model.register_forward_hook(after, always_call=True),
+            lambda: settled_before_updates(self._weights),
         ]
         if self._modules:
             first = min(self._modules, key=lambda module: self._modules[module])
-            hooks.append(partial(first.register_forward_pre_hook, self._before_attention, with_kwargs=True))
+            hook = WeakHook(self._before_attention)
+            hooks.append(partial(first.register_forward_pre_hook, hook, with_kwargs=True))
         for indexer in self._layers:
-            hooks.append(partial(indexer.register_forward_pre_hook, self._before_indexer))
-            hooks.append(partial(indexer.register_forward_hook, self._after_indexer, always_call=True))
+            hooks.append(partial(indexer.register_forward_pre_hook, WeakHook(self._before_indexer)))
+            hooks.append(
+                partial(indexer.register_forward_hook, WeakHook(self._after_indexer), always_call=True)
+            )
         return hooks
 
-    def before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+    def before_forward(self, model: Any, args: Any, kwargs: Any) -> None:
         """Begin a step: read which tokens the forward is about."""
+        if torch.compiler.is_compiling():
+            self._note_compiled()
+            return
+        if not self._is_mine(model) or not self._turn.take():
+            return
         self._look_at_waiting()
         self._forward, self._refused = None, {}
         self._indexed.clear()
         expected = len(self._modules)
         try:
-            forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
-            training = self._model.training and torch.is_grad_enabled()
+            forward = read_forward(self._signature, (model, *args), kwargs, self._sequences)
+            training = model.training and torch.is_grad_enabled()
             fresh = new_tokens(forward, self._session)
             if self._session.skips_steps and self._reorders.moved(forward.cache):
                 self._session.lose_kv(forward.handles)
-            if self._weights.changed():
+            if self._weights.changed(self._session.current):
                 self._session.new_weights()
             held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
             self._session.begin(
@@ -134,24 +156,68 @@ class Recorder:
                 mode=Mode.TRAINING if training else None,
                 spans={h: Computed(held[h], held[h] + len(new)) for h, new in fresh.items()},
             )
-            forward.implementation = str(self._model.config._attn_implementation)
+            forward.implementation = str(model.config._attn_implementation)
             self._forward = forward
             if forward.cache is not None:
                 self._place(forward.cache, forward)
         except Exception as error:
-            self._session.begin({}, expected=expected)
-            self._session.fail(error, "forward", fired=False)
+            self._miss(error)
 
-    def after_forward(self, _: Any, __: Any, result: Any) -> None:
+    def after_forward(self, model: Any, _: Any, result: Any) -> None:
         """End the step."""
-        self._look_at_waiting()
-        if self._session.skips_steps and self._forward is not None:
-            self._reorders.remember(self._forward.cache)
-        self._forward = None
-        self._session.end(failed=result is None)
+        if torch.compiler.is_compiling() or not self._is_mine(model) or self._turn.refused():
+            return
+        try:
+            self._look_at_waiting()
+            if self._session.skips_steps and self._forward is not None:
+                self._reorders.remember(self._forward.cache)
+            self._forward = None
+            self._session.end(failed=result is None)
+            self._tell_missed()
+        except Exception as error:
+            self._session.interrupt(f"a hook failed: {error!r}")
+        finally:
+            self._turn.leave()
+
+    def close(self) -> None:
+        """The recording of the model ends, or the model does."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._session.end("the forward did not end")
+            self._tell_missed()
+            if self._compiled:
+                self._miss(Unsupported(COMPILED, rule="T-COMPILED"))
+                self._session.end()
+            self._weights.settle()
+        except Exception as error:
+            self._session.interrupt(f"the recorder could not end: {error!r}")
+
+    def _is_mine(self, model: Any) -> bool:
+        return self._model() is model
+
+    def _miss(self, error: Exception) -> None:
+        """A forward of which nothing is recorded is a step that lost all its calls."""
+        self._session.begin({}, expected=len(self._modules))
+        self._session.fail(error, "forward", fired=False)
+
+    def _tell_missed(self) -> None:
+        while self._turn.missed:
+            self._turn.missed -= 1
+            self._miss(Unsupported(OVERLAP, rule="T-THREADS"))
+            self._session.end()
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _note_compiled(self) -> bool:
+        """torch calls this when it traces; the compiled forward then runs without any hook."""
+        self._compiled = True
+        return True
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
         """See a cache that the model has made itself, before the first layer writes to it."""
+        if torch.compiler.is_compiling() or self._turn.elsewhere():
+            return
         if self._forward is not None and not self._forward.placed:
             cache = cache_of(kwargs)
             self._sequences.bind(cache, self._forward.handles)
@@ -160,14 +226,16 @@ class Recorder:
     def _place(self, cache: Any, forward: Forward) -> None:
         """Find out for every layer where its rows will stand, before any layer writes."""
         forward.placed = True
-        for module, layer in self._modules.items():
+        for layer in self._modules.values():
             try:
                 check_cache(layer, cache, forward)
             except TracekitError as error:
-                self._refused[module] = error
+                self._refused[layer] = error
 
     def _before_indexer(self, module: Any, _: Any) -> None:
-        layer = self._layers[module]
+        layer = self._layers.get(module)
+        if layer is None or torch.compiler.is_compiling() or self._turn.elsewhere():
+            return
         if self._forward is None or not self._session.wants(layer):
             return
         try:
@@ -178,14 +246,14 @@ class Recorder:
             return
         stack = ExitStack()
         stack.enter_context(watch)
-        self._watches[module] = watch, stack
+        self._watches[layer] = watch, stack
 
     def _after_indexer(self, module: Any, _: Any, result: Any) -> None:
-        if module not in self._watches:
+        layer = self._layers.get(module)
+        if torch.compiler.is_compiling() or self._turn.elsewhere() or layer not in self._watches:
             return
-        watch, stack = self._watches.pop(module)
+        watch, stack = self._watches.pop(layer)
         stack.close()
-        layer = self._layers[module]
         self._indexed.add(layer)
         if result is None or self._forward is None:
             return
@@ -194,36 +262,17 @@ class Recorder:
         except Exception as error:
             self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
-    def _wrap(self, kernel: Kernel, original: Attention | None) -> Attention:
-        layer_of, passes = self._modules.get, self._session.passes
+    def ours(self, module: Any) -> int | None:
+        """The layer of a module whose call is looked at; None for one that is not recorded."""
+        if torch.compiler.is_compiling() or self._turn.elsewhere():
+            return None
+        return self._modules.get(module)
 
-        def recorded(
-            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
-        ) -> tuple[torch.Tensor, Any]:
-            function = own_eager(module) if original is None else original
-            layer = layer_of(module)
-            if layer is None or (self._forward is not None and passes(layer)):
-                return function(module, query, key, value, attention_mask, **kwargs)
-            result = function(module, query, key, value, attention_mask, **kwargs)
-            self._take(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
-            return result
+    def passes(self, layer: int) -> bool:
+        """Whether a launch of the forward that runs is filtered out; it is counted then."""
+        return self._forward is not None and self._session.passes(layer)
 
-        return recorded
-
-    def _wrap_tka1(self, original: Attention) -> Attention:
-        def recorded(
-            module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
-        ) -> tuple[torch.Tensor, Any]:
-            if module not in self._modules:
-                return original(module, query, key, value, attention_mask, **kwargs)
-            # The same computation; transformers has no place for the LSE, a trace has.
-            out, lse = transformers_backend.attend(module, query, key, value, attention_mask, **kwargs)
-            self._take(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
-            return out, None
-
-        return recorded
-
-    def _take(self, kernel: Kernel, call: KernelCall) -> None:
+    def take(self, kernel: Kernel, call: KernelCall) -> None:
         """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
         try:
             later = waiting(kernel, call, self._forward)
@@ -248,8 +297,8 @@ class Recorder:
         """Record a call now."""
         layer = call.module.layer_idx
         try:
-            if call.module in self._refused:
-                raise self._refused[call.module]
+            if layer in self._refused:
+                raise self._refused[layer]
             if self._forward is None:
                 raise Unsupported(
                     "its forward could not be read (see above), or it ran outside the model's forward.",
@@ -268,59 +317,7 @@ class Recorder:
             self._session.fail(error, f"layer {layer}")
 
 
-def _names(model: Any, modules: dict[Any, int]) -> dict[str, int]:
-    return {name: modules[module] for name, module in model.named_modules() if module in modules}
-
-
-def attention_modules(model: Any) -> dict[Any, int]:
-    """Return the modules of a layer that are named as attention, which should call the interface."""
-    return {
-        module: int(module.layer_idx)
-        for module in model.modules()
-        if isinstance(getattr(module, "layer_idx", None), int)
-        and "attention" in type(module).__name__.lower()
-    }
-
-
-def own_eager(module: Any) -> Attention:
-    """Return the eager function of the file that defines a module's class, which transformers would take.
-
-    Raises:
-        Unsupported: `T-EAGER` when there is none.
-    """
-    for kind in type(module).__mro__:
-        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if function is not None:
-            found: Attention = function
-            return found
-    raise Unsupported(
-        f"{type(module).__name__} has no eager_attention_forward beside it; set attn_implementation='sdpa'.",
-        rule="T-EAGER",
-    )
-
-
-def _refuse_model(model: Any) -> None:
-    if not hasattr(getattr(model, "config", None), "_attn_implementation"):
-        raise Unsupported(
-            f"{type(model).__name__} is no model of transformers; give one, or record calls of your own with "
-            "session.attention(...) and without model=.",
-            rule="T-MODEL",
-        )
-    kind = getattr(model.config, "model_type", "")
-    if kind in LATER:
-        raise Unsupported(
-            f"{type(model).__name__}: {kind} is not recorded yet, because of {LATER[kind]}; "
-            "record a model of the families that have ordinary attention.",
-            rule="T-MODEL",
-            model_type=kind,
-        )
-    for ratio in (getattr(model.config, "compress_rates", None) or {}).values():
-        ratio_family(int(ratio))
-    implementation = model.config._attn_implementation
-    if implementation not in ("sdpa", "eager", "tracekit"):
-        raise Unsupported(
-            f"{type(model).__name__} runs {implementation}, which is not recorded; "
-            "call model.set_attn_implementation('sdpa'), 'eager' or 'tracekit'.",
-            rule="T-IMPLEMENTATION",
-            implementation=implementation,
-        )
+def _close(reference: "weakref.ref[Recorder]") -> None:
+    recorder = reference()
+    if recorder is not None:
+        recorder.close()

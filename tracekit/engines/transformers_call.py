@@ -37,7 +37,9 @@ class Owned(NamedTuple):
 
     Args:
         common: what it shares with other calls of its forward.
-        module: the attention module.
+        layer: 0-based.
+        module: name of the attention module's class.
+        boundary: where O is taken.
         handles: the request of each batch place.
         q: `[B, H, S, D]`.
         out: `[B, S, H, Dv]`.
@@ -46,7 +48,9 @@ class Owned(NamedTuple):
     """
 
     common: Common
-    module: Any
+    layer: int
+    module: str
+    boundary: str
     handles: list[Handle]
     q: Copied
     out: Copied
@@ -71,7 +75,9 @@ def capture_call(kernel: Kernel, call: KernelCall, forward: Forward, arena: Aren
     sinks = call.kwargs.get("s_aux")
     owned = Owned(
         shared,
-        call.module,
+        layer,
+        f"{type(call.module).__module__}.{type(call.module).__qualname__}",
+        "before inverse rope" if compresses(call.module) else "attention core",
         forward.handles,
         own(call.q, arena),
         own(call.out, arena),
@@ -91,7 +97,7 @@ def describe(owned: Owned) -> Observation:
     identity = shared.kernel.identity(shared.device)
     lse = None if owned.lse is None else owned.lse.tensor()
     return Observation(
-        layer=int(owned.module.layer_idx),
+        layer=owned.layer,
         requests=tuple(owned.handles[b] for b in batch.present),
         request=np.array([place[b] for b in batch.sequence.tolist()], np.int32),
         positions=batch.positions,
@@ -111,7 +117,7 @@ def describe(owned: Owned) -> Observation:
 
 def _details(owned: Owned) -> dict[str, str]:
     """What a launch without its plan needs to be made as the engine would."""
-    details = {"module": f"{type(owned.module).__module__}.{type(owned.module).__qualname__}"}
+    details = {"module": owned.module}
     if owned.common.scalars["sink_dtype"] is not None:
         details["sink_dtype"] = str(owned.common.scalars["sink_dtype"])
     return details
@@ -148,7 +154,7 @@ def _conventions(owned: Owned, dtype: DType) -> Conventions:
         scale_to_bits(float(owned.q.shape[-1] ** -0.5 if scaling is None else scaling)),
         causal=bool(shared.scalars["module_is_causal"]) and looks_back,
         window=shared.window,
-        output_boundary="before inverse rope" if compresses(owned.module) else "attention core",
+        output_boundary=owned.boundary,
         score_dtype=dtype if kernel.own_scores else DType.FLOAT32,
         probability_dtype=dtype if kernel.own_probabilities else DType.FLOAT32,
         # k and v are the very arguments of the kernel, whatever the cache did to them before.

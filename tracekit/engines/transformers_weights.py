@@ -1,5 +1,6 @@
 """Whether the weights of a model were updated between two forwards, without reading them."""
 
+import weakref
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -10,10 +11,11 @@ _version = attrgetter("_version")
 
 
 class Weights:
-    """Watches where the parameters of a model lie and how often torch changed them in place.
+    """Watches where the weights of a model lie, and how often torch changed them in place.
 
-    An optimizer step, `copy_`, a load of a checkpoint and new tensors are all seen. What is written through
-    `.data` or by a kernel of one's own leaves no mark in torch, and is not seen.
+    Weights are its parameters and stored buffers. An optimizer step, `copy_`, a load of a checkpoint and new
+    tensors are all seen. What is written through `.data` or by a kernel of one's own leaves no mark in torch,
+    and is not seen here; `transformers_proof` reads the bytes.
 
     The tree of modules is walked again only where a module has come, gone or been exchanged: that takes
     far longer than a look, which every forward pays.
@@ -23,7 +25,7 @@ class Weights:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+        self._model = weakref.ref(model)
         self._walk()
         self._mark = self._look()
 
@@ -34,15 +36,35 @@ class Weights:
         before, self._mark = self._mark, self._look()
         return before != self._mark
 
+    def same(self) -> bool:
+        """Whether they are, as far as torch marks it, those of the last time that `changed` was asked."""
+        return self._look() == self._mark
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return them as they are now; also while the model itself goes."""
+        stored = (table.get(name) for table, name in self._stored)
+        return [tensor for tensor in (*_values(self._leaves), *stored) if tensor is not None]
+
     def _walk(self) -> None:
-        modules = list(self._model.modules())
+        model = self._model()
+        assert model is not None
+        modules = list(model.modules())
         self._branches = [module._modules for module in modules]
         self._children = _values(self._branches)
         self._leaves = [module._parameters for module in modules]
+        self._stored = [
+            (module._buffers, name)
+            for module in modules
+            for name in module._buffers.keys() - module._non_persistent_buffers_set
+        ]
 
     def _look(self) -> list[int]:
-        parameters = [p for p in _values(self._leaves) if p is not None]
-        return [*map(torch.Tensor.data_ptr, parameters), *map(_version, parameters)]
+        tensors = self.tensors()
+        places = list(map(torch.Tensor.data_ptr, tensors))
+        try:
+            return [*places, *map(_version, tensors)]
+        except RuntimeError:  # torch does not count what happens to tensors of inference mode
+            return [*places, *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
 
 
 def _values(tables: list[dict[str, Any]]) -> list[Any]:

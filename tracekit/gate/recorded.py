@@ -18,7 +18,7 @@ from tracekit.gate.state import Ledger
 from tracekit.gate.state import Rows as Kept
 from tracekit.model import AttentionCall, KVFamily, Recording, Rows, Tag
 from tracekit.model.events import Attend, Read, Span
-from tracekit.model.history import Entry, Pass, PassBackward, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows, Unproven
 
 
 class Legality(StrEnum):
@@ -109,6 +109,9 @@ def judge(recording: Recording, calls: Iterable[AttentionCall | Launch]) -> Judg
     """
     if recording.history is None:
         return Judgement(Legality.UNKNOWN, "no history was recorded")
+    unproven = next((entry.reason for entry in recording.history if isinstance(entry, Unproven)), None)
+    if unproven is not None and len(recording.history) == 1:
+        return Judgement(Legality.UNKNOWN, f"there is no history: {unproven}")
     prover = Prover(recording, [call if isinstance(call, Launch) else Launch.of(call) for call in calls])
     proved, count = 0, len(recording.history)
     try:
@@ -122,6 +125,8 @@ def judge(recording: Recording, calls: Iterable[AttentionCall | Launch]) -> Judg
     cut = next((line for line in recording.ledger if line.cut), None)
     if cut is not None:
         return prover.judgement(Legality.UNKNOWN, f"step {cut.step} lost calls: {cut.cut}", proved)
+    if unproven is not None:
+        return prover.judgement(Legality.UNKNOWN, unproven, proved)
     if not prover.calls:
         return prover.judgement(Legality.UNKNOWN, "it speaks of no call of the trace", proved)
     return prover.judgement(Legality.LEGAL, f"{count} entries and {prover.calls} calls were proved", proved)
@@ -159,6 +164,8 @@ class Prover:
         Raises:
             GateRefused: it was not legal.
         """
+        if isinstance(entry, Unproven):
+            return
         if isinstance(entry, PassBackward):
             self.ledger = self._gradients.paid(self.ledger, entry, self._pattern)
             return

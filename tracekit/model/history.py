@@ -77,9 +77,21 @@ class PassBackward:
     retained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """Something of the history is not known, and nobody may call it legal; what is illegal in it still is.
+
+    Args:
+        reason: what is not known, in words. Alone, the entry says why there is no history.
+    """
+
+    reason: str
+
+
 Entry = (
     Pass
     | PassBackward
+    | Unproven
     | Preempt
     | Rollback
     | Fork

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tracekit.model import Mode, RequestKey
 from tracekit.model.events import GateMode
-from tracekit.model.history import Entry, Pass, PassBackward, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows, Unproven
 from tracekit.recorder.observation import Handle
 
 MOST = 500_000
@@ -43,7 +43,8 @@ class Computed(NamedTuple):
 class HistoryLog:
     """The entries of a recording. Requests are handles, as text, until `resolve`.
 
-    `lost` says why there is no history: an adapter that does not follow one never begins a pass here.
+    `lost` says why there is no history: an adapter that does not follow one never begins a pass here. Of a
+    history that was followed and lost, one entry that says so is left.
     """
 
     def __init__(self) -> None:
@@ -126,10 +127,16 @@ class HistoryLog:
         self.lost = self.lost or reason
         self._entries = []
 
+    def doubt(self, reason: str) -> None:
+        """Something of what was told so far is not known; the rest of the history stands."""
+        self._entries.append(Unproven(reason))
+
     def resolve(self, key: Callable[[Handle], RequestKey]) -> tuple[Entry, ...] | None:
-        """Return the entries with the requests' keys; None where there is no history."""
-        if self.lost or not self._entries:
+        """Return the entries with the requests' keys; None where nobody followed them."""
+        if self.lost == _NOBODY or not (self._entries or self.lost):
             return None
+        if self.lost:
+            return (Unproven(self.lost),)
         return tuple(_named(entry, key) for entry in self._entries)
 
 

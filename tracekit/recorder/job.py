@@ -25,6 +25,7 @@ from tracekit.store import TraceSummary, open_trace, verify_trace
 STARTED = ".started"
 """Ends the name of the file that stands beside a trace as long as its process records."""
 
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Progress = Callable[[int, int, str], None]
 
 
@@ -71,41 +72,54 @@ def run_job(
     told = {**environ, "TRACEKIT_RECORD": str((folder / out.name).absolute()), "PYTHONPATH": path}
     try:
         code = _wait(command, told)
-        return _gather(folder, out, code, progress)
+        return _gather(folder, out, code, command, progress)
     finally:
         with suppress(OSError):
             folder.rmdir()
 
 
 def _wait(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    try:
-        process = subprocess.Popen(command, env=dict(environ))
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise UsageError(
-            f"{command[0]!r} cannot be started: {reason}; give a program behind --.",
-            rule="U-COMMAND",
-            command=list(command),
-        ) from None
-    with _passing_on(process):
+    with _passing_on() as to:
+        try:
+            process = subprocess.Popen(command, env=dict(environ))
+        except (OSError, ValueError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            raise UsageError(
+                f"{command[0]!r} cannot be started: {reason}; give a program behind --.",
+                rule="U-COMMAND",
+                command=list(command),
+            ) from None
+        to(process)
         code = process.wait()
     return code if code >= 0 else 128 - code
 
 
 @contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let signals reach the command, which decides what comes of them.
+def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Let signals reach the command, which decides what comes of them; those from before it began too.
 
     A terminal sends an interrupt to both already; to many programs a second one would mean something else.
     """
+    receiver: subprocess.Popen[bytes] | None = None
+    waiting: list[int] = []
 
     def send(number: int, _: FrameType | None) -> None:
-        if number != signal.SIGINT or not _in_foreground():
+        if receiver is None:
+            waiting.append(number)
+        elif number == signal.SIGTERM or not _in_foreground():
+            receiver.send_signal(number)
+
+    def to(process: subprocess.Popen[bytes]) -> None:
+        nonlocal receiver
+        receiver = process
+        for number in waiting:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, send) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What is ignored (nohup) stays ignored, here and in the command.
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, send) for number in heard}
     try:
-        yield
+        yield to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -119,7 +133,20 @@ def _in_foreground() -> bool:
         return False
 
 
-def _gather(folder: Path, out: Path, code: int, progress: Progress | None) -> Outcome:
+def _apart(command: Sequence[str]) -> str:
+    """Why the command itself cannot be recorded, where it is a Python that looks at no environment."""
+    if not re.match(r"(python|pypy)[\d.]*$", Path(command[0]).name):
+        return ""
+    for argument in command[1:]:
+        if not re.match(r"-[A-Za-z]", argument) or argument[1] in "cm":
+            return ""
+        found = next((letter for letter in argument[1:] if letter in "IES"), None)
+        if found is not None:
+            return f"; {command[0]} was started with -{found}, and such a Python is never recorded"
+    return ""
+
+
+def _gather(folder: Path, out: Path, code: int, command: Sequence[str], progress: Progress | None) -> Outcome:
     """Make one trace of what a command has left."""
     problems: list[str] = []
     lost: dict[int, str] = {}
@@ -142,7 +169,8 @@ def _gather(folder: Path, out: Path, code: int, progress: Progress | None) -> Ou
     if not sound and not problems:
         problems.append(
             "no process recorded anything: none ran a model of an engine that is known here "
-            "(docs/engines.md), or none ended by itself."
+            "(docs/engines.md), none ended by itself, or all were Pythons started with -I, -E or -S or "
+            f"without this environment{_apart(command)}."
         )
     summary = None
     try:

@@ -9,52 +9,21 @@ which the traces are given does not matter, and what a process lost is in the le
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 
-from tracekit.errors import InvalidCall, UsageError
-from tracekit.model import AttentionCall, Identity, IndexerCall, Recording, Request, RequestKey, Share
+from tracekit.errors import NothingSelected, UsageError
+from tracekit.model import AttentionCall, Identity, IndexerCall, Recording, Request, RequestKey
+from tracekit.model.history import Entry, Unproven
 from tracekit.recorder.merge_calls import joined, joined_indexer, renamed, renamed_indexer
 from tracekit.recorder.merge_ledger import Lines, merged_ledger
-from tracekit.store import Trace, TraceSummary, open_trace, write_trace
+from tracekit.recorder.merge_places import Group, Part, grouped, placed, refuse
+from tracekit.store import TraceSummary, open_trace, write_trace
 from tracekit.store.target import check_target
 
 Progress = Callable[[int, int, str], None]
 Names = Mapping[RequestKey, RequestKey]
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One trace and its place in the job."""
-
-    trace: Trace
-    share: Share
-
-    @property
-    def name(self) -> str:
-        """How messages call it."""
-        return f"{self.trace.path.name} (rank {self.share.rank})"
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """The processes that work on the same requests.
-
-    Args:
-        data: their data-parallel number.
-        cells: by tensor-parallel number the traces that hold its heads, each with other layers.
-        lost: tensor-parallel numbers of which there is no trace.
-    """
-
-    data: int
-    cells: dict[int, list[Part]]
-    lost: tuple[int, ...]
-
-    @property
-    def parts(self) -> list[Part]:
-        """All of them, in order."""
-        return [part for _, cell in sorted(self.cells.items()) for part in cell]
 
 
 def merge(
@@ -87,7 +56,7 @@ def merge(
         UsageError: `U-MERGE` there is nothing to merge; `U-EXISTS`, `U-FOLDER` for the path.
         InvalidCall: `R-MERGE-SHARE`, `R-MERGE-REPLICA`, `R-MERGE-IDENTITY`, `R-MERGE-LEDGER`,
             `R-MERGE-TOKENS`, `R-MERGE-HEADS`, `R-MERGE-CALL`, `C-TP-COPIES`: they contradict each other.
-        NothingSelected: `S-EMPTY` no call is whole.
+        NothingSelected: `R-MERGE-WHOLE` no call is whole.
         TraceMissing, TraceUnreadable, TraceCorrupt, TraceTooNew: a trace cannot be read.
         TraceUnwritable: `F-KIND`, `F-WRITE`.
     """
@@ -96,9 +65,10 @@ def merge(
         raise UsageError("there is nothing to merge; give the traces of the processes.", rule="U-MERGE")
     with ExitStack() as stack:
         traces = [stack.enter_context(open_trace(Path(path))) for path in ranks]
-        groups = _groups(_parts(traces, apart))
+        groups = grouped(placed(traces, apart))
         names = _names(groups)
         plans = [_matched(group) for group in groups]
+        _refuse_nothing(plans)
         lines = [line for plan in plans for line in plan.lines]
         recording = Recording(
             _identity(groups),
@@ -109,6 +79,7 @@ def merge(
             ),
             merged_ledger(lines, dict(lost or {})),
             _notes(groups),
+            history=_history(groups),
         )
         order = sorted(
             (
@@ -129,75 +100,6 @@ def merge(
                 yield from plan.indexer_calls(name)
 
         return write_trace(target, recording, calls(), indexer_calls=indexer_calls())
-
-
-def _parts(traces: list[Trace], apart: bool) -> list[Part]:
-    """Give each trace its place; traces that name none are data-parallel, as far as that can be."""
-    shares = [trace.recording.share for trace in traces]
-    if any(shares) and not all(shares):
-        silent = next(trace for trace, share in zip(traces, shares, strict=True) if share is None)
-        raise _refuse(
-            "R-MERGE-SHARE",
-            f"{silent.path.name} does not say which rank it is, and others do; merge it by itself",
-        )
-    if all(shares):
-        return [Part(trace, share) for trace, share in zip(traces, shares, strict=True) if share is not None]
-    ordered = sorted(traces, key=lambda trace: trace.content_digest)
-    if not apart:
-        ordered = list({trace.content_digest: trace for trace in ordered}.values())
-    seen: dict[RequestKey, Trace] = {}
-    for trace in [] if apart else ordered:
-        for key in {key for head in trace.heads for key in head.requests}:
-            if key in seen:
-                raise _refuse(
-                    "R-MERGE-SHARE",
-                    f"{seen[key].path.name} and {trace.path.name} both hold request {key}, and do not say "
-                    "whether they are replicas, heads of one call, or two requests with one prompt; record "
-                    "with share=",
-                )
-            seen[key] = trace
-    count = len(ordered)
-    return [Part(trace, Share(n, count, n, count)) for n, trace in enumerate(ordered)]
-
-
-def _groups(parts: list[Part]) -> list[Group]:
-    """Sort the parts by their place, and prove replicas equal."""
-    first = parts[0]
-    for part in parts:
-        sizes = [
-            (one.share.world, one.share.data_size, one.share.tensor_size, one.share.kv_heads)
-            for one in (first, part)
-        ]
-        if sizes[0] != sizes[1]:
-            raise _refuse(
-                "R-MERGE-SHARE",
-                f"{first.name} and {part.name} are of different jobs: world, data, tensor sizes and KV heads "
-                f"are {sizes[0]} and {sizes[1]}",
-            )
-    groups: dict[int, dict[int, list[Part]]] = {}
-    for part in sorted(parts, key=lambda p: (p.share.rank, p.trace.content_digest)):
-        cell = groups.setdefault(part.share.data, {}).setdefault(part.share.tensor, [])
-        if not any(_replica(known, part) for known in cell):
-            cell.append(part)
-    wanted = range(first.share.tensor_size)
-    return [
-        Group(data, cells, tuple(number for number in wanted if number not in cells))
-        for data, cells in sorted(groups.items())
-    ]
-
-
-def _replica(known: Part, part: Part) -> bool:
-    """Whether two traces of one place say the same bits; they may instead be of other layers."""
-    if known.trace.content_digest == part.trace.content_digest:
-        return True
-    layers = [{head.layer for head in one.trace.heads} for one in (known, part)]
-    if layers[0].isdisjoint(layers[1]):
-        return False
-    raise _refuse(
-        "R-MERGE-REPLICA",
-        f"{known.name} and {part.name} have one place in the job and differ in bits in layers "
-        f"{sorted(layers[0] & layers[1])}; see `tracekit diff`",
-    )
 
 
 def _names(groups: list[Group]) -> list[dict[RequestKey, RequestKey]]:
@@ -222,7 +124,7 @@ def _requests(group: Group, names: Names) -> Iterator[Request]:
             known, owner = longest.get(request.key, (request, part))
             count = min(known.token_ids.size, request.token_ids.size)
             if known.token_ids[:count].tolist() != request.token_ids[:count].tolist():
-                raise _refuse(
+                raise refuse(
                     "R-MERGE-TOKENS", f"{owner.name} and {part.name} give request {request.key} other tokens"
                 )
             if request.token_ids.size >= known.token_ids.size:
@@ -264,7 +166,7 @@ class Plan:
             traces = [cell[number] for cell in cells]
             counts = {len(part.trace.indexer_heads) for part in traces}
             if len(counts) > 1:
-                raise _refuse(
+                raise refuse(
                     "R-MERGE-CALL", f"{traces[0].name} and its peers hold other numbers of indexer calls"
                 )
             for index in range(counts.pop()):
@@ -310,12 +212,37 @@ def _identity(groups: list[Group]) -> Identity:
         held = weights.setdefault(part.share.tensor, identity.weights_digest)
         other_weights = held != identity.weights_digest and not layered
         if replace(identity, weights_digest="") != replace(first, weights_digest="") or other_weights:
-            raise _refuse(
+            raise refuse(
                 "R-MERGE-IDENTITY",
-                f"{parts[0].name} and {part.name} are of different models: {first} and {identity}",
+                f"{parts[0].name} and {part.name} are of different models: {_unlike(first, identity)}",
             )
     digests = {part.trace.recording.identity.weights_digest for part in parts}
     return replace(first, weights_digest=digests.pop() if len(digests) == 1 else "")
+
+
+def _unlike(one: Identity, other: Identity) -> str:
+    """The first fields that tell two models apart, with both values."""
+    unlike = [
+        (field.name, *values)
+        for field in fields(Identity)
+        if len(set(values := tuple(getattr(identity, field.name) for identity in (one, other)))) > 1
+    ]
+    return " and ".join(f"{name} {first:.24} and {second:.24}" for name, first, second in unlike[:2])
+
+
+def _refuse_nothing(plans: list[Plan]) -> None:
+    if any(plan.steps for plan in plans):
+        return
+    lost = plans[0].group.lost
+    who = (
+        f"there is no trace of tensor-parallel number {', '.join(map(str, lost))}"
+        if lost
+        else "they share none"
+    )
+    raise NothingSelected(
+        f"no call has all its heads: {who}; give the traces of all processes. Nothing is merged.",
+        rule="R-MERGE-WHOLE",
+    )
 
 
 def _notes(groups: list[Group]) -> dict[str, str]:
@@ -327,5 +254,18 @@ def _notes(groups: list[Group]) -> dict[str, str]:
     return {**shared, "merged": f"ranks {ranks} of {parts[0].share.world}"}
 
 
-def _refuse(rule: str, text: str) -> InvalidCall:
-    return InvalidCall(f"{text}; nothing is merged.", rule=rule)
+def _history(groups: list[Group]) -> tuple[Entry, ...] | None:
+    """The history that all processes tell, where they are one group; else why there is none."""
+    parts = [part for group in groups for part in group.parts]
+    told = [part.trace.recording.history for part in parts]
+    if not any(told):
+        return None
+    if all(history == told[0] for history in told) and len(groups) == 1:
+        return told[0]
+    if len(groups) > 1:
+        return (Unproven("each data-parallel process has a history of its own; ask the parts for theirs"),)
+    silent = [part.name for part, history in zip(parts, told, strict=True) if not history]
+    if silent:
+        return (Unproven(f"{silent[0]} has none, and its peers have one"),)
+    other = next(part.name for part, history in zip(parts, told, strict=True) if history != told[0])
+    return (Unproven(f"{parts[0].name} and {other} tell different ones"),)

@@ -290,13 +290,13 @@ class Session:
         if self._open is None:
             return
         self.arena.rest()
+        step, self._open = self._open, None
         if cut:
-            self._open.cut(cut)
-        told = len(self._open.reasons) - bool(cut)
-        line = self._ledger.close(self._open)
-        if len(self._open.reasons) > told:
-            self.problems.append(f"step {line.step}: {self._open.reasons[-1]}")
-        self._open = None
+            step.cut(cut)
+        told = len(step.reasons) - bool(cut)
+        line = self._ledger.close(step)
+        if len(step.reasons) > told:
+            self.problems.append(f"step {line.step}: {step.reasons[-1]}")
 
     def interrupt(self, reason: str) -> None:
         """The program ended before its recording did: the last step may lack calls."""

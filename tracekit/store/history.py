@@ -22,7 +22,7 @@ from tracekit.model.events import (
     Sleep,
     Wake,
 )
-from tracekit.model.history import Entry, Pass, PassBackward, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows, Unproven
 from tracekit.store.canonical import canonical, parse_canonical
 from tracekit.store.limits import MAX_NUMBER
 from tracekit.store.rules import corrupt
@@ -30,6 +30,7 @@ from tracekit.store.rules import corrupt
 KINDS: dict[str, type[Any]] = {
     "pass": Pass,
     "backward": PassBackward,
+    "unproven": Unproven,
     "preempt": Preempt,
     "rollback": Rollback,
     "fork": Fork,

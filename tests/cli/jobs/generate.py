@@ -1,9 +1,12 @@
 """A program of a user: one model of transformers on one prompt, or what goes wrong with it."""
 
+import gc
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import torch
@@ -22,14 +25,35 @@ match then:
         os.kill(os.getpid(), signal.SIGKILL)
     case ["fork"]:  # a child that inherits the recording, and is terminated
         queue = multiprocessing.get_context("fork").Queue()
-        child = multiprocessing.get_context("fork").Process(target=lambda: (queue.put(1), signal.pause()))
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=lambda: (queue.put(signal.getsignal(signal.SIGTERM)), signal.pause()))
         child.start()
-        queue.get()
+        # What a Python function handles would wait for the end of the pause.
+        assert queue.get() == signal.SIG_DFL
         child.terminate()
         child.join()
         model.generate(ids, max_new_tokens=2, do_sample=False)
     case ["beams"]:
         model.generate(ids, max_new_tokens=6, do_sample=False, num_beams=3)
+    case ["compiled"]:
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        with torch.no_grad():
+            print("compiled", compiled(ids, use_cache=False).logits.shape[1], flush=True)
+    case ["delete"]:  # one model after the other: each is freed
+        for _ in range(3):
+            gone = weakref.ref(model)
+            del model
+            gc.collect()
+            assert gone() is None
+            model = tiny.build("tiny-qwen3")
+            model.generate(ids, max_new_tokens=2, do_sample=False)
+    case ["place"]:  # nothing of the recording knows where such a model stands
+        other = tiny.build("tiny-qwen3")
+        other._tp_size = "many"
+        print(other.generate(ids, max_new_tokens=3, do_sample=False).tolist())
+    case ["spawn"]:
+        command = [sys.executable, __file__, "8,9"]
+        sys.exit(subprocess.run(command, check=False).returncode)
     case ["wait", file]:
         Path(file).write_text(str(os.getpid()))
         signal.pause()

@@ -11,6 +11,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
+RECORD = os.environ.get("TRACEKIT_RECORD", "")
 HERE = os.path.dirname(os.path.abspath(__file__))
 PLUGINS = {
     "transformers.modeling_utils": "tracekit.engines.transformers_plugin",
@@ -37,7 +38,10 @@ class Watch:
             execute(module)  # type: ignore[arg-type]
             call(plugin)
 
-        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        try:
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        except Exception as error:
+            tell(f"{name} cannot be waited for: {error!r}")
         return spec
 
 
@@ -46,9 +50,22 @@ def call(plugin: str) -> None:
     try:
         importlib.import_module(plugin).register()
     except Exception as error:
+        tell(repr(error))
+
+
+def tell(reason: str) -> None:
+    """Say that this process is not recorded: to its user, and by a file to `tracekit record`."""
+    stem, suffix = os.path.splitext(RECORD)
+    rank = os.environ.get("RANK", "")
+    marker = f"{stem}.rank{rank if rank.isdigit() else 0}-{os.getpid()}{suffix}.started"
+    try:
+        with open(marker, "w") as file:
+            file.write(reason)
         print(
-            f"tracekit: nothing is recorded in process {os.getpid()}: {error!r}", file=sys.stderr, flush=True
+            f"tracekit: nothing is recorded in process {os.getpid()}: {reason}", file=sys.stderr, flush=True
         )
+    except (OSError, ValueError):
+        return
 
 
 def run_hidden() -> None:
@@ -62,6 +79,6 @@ def run_hidden() -> None:
 
 
 if __name__ == "sitecustomize":
-    if os.environ.get("TRACEKIT_RECORD"):
+    if RECORD:
         sys.meta_path.insert(0, Watch())
     run_hidden()
