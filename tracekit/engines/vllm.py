@@ -17,6 +17,7 @@ from tracekit.engines.patch import Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_dsv4 import v4_entries
+from tracekit.engines.vllm_events import core_of, event_entries, groups_of, unfollowed
 from tracekit.engines.vllm_gpu import GpuCall, observe_gpu
 from tracekit.engines.vllm_identity import engine_identity
 from tracekit.engines.vllm_mla import mla_entries
@@ -32,6 +33,7 @@ from tracekit.engines.vllm_points import (
     schedulings,
     tested,
 )
+from tracekit.engines.vllm_prefixes import Prefixes
 from tracekit.engines.vllm_signatures import EVIDENCE, signature_of
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
@@ -54,8 +56,9 @@ def attach(session: Session, *, llm: Any) -> Iterator[None]:
     Warns:
         UntestedVersion: the version lies outside the tested ones.
     """
+    runner = runner_of(llm)
     with ExitStack() as stack:
-        enter_all(stack, Recorder(session, runner_of(llm)).entries(), [])
+        enter_all(stack, Recorder(session, runner, llm.llm_engine.engine_core.engine_core).entries(), [])
         yield
 
 
@@ -65,12 +68,13 @@ class Recorder:
     Args:
         session: gets the calls.
         runner: vLLM's `GPUModelRunner`, or one that inherits from it.
+        core: the `EngineCore` that drives it, where that is known; else there is no history.
 
     Raises:
         Unsupported: `V-HOOK`, `V-BACKEND`, `V-LAYER`, `V-SPECULATIVE`.
     """
 
-    def __init__(self, session: Session, runner: Any) -> None:
+    def __init__(self, session: Session, runner: Any, core: Any = None) -> None:
         refuse_runner(runner)
         self._session = session
         self._runner = runner
@@ -86,7 +90,8 @@ class Recorder:
         }
         others = self._v4.keys() | self._mla.keys() | self._gpu.keys()
         self._scheduling = schedulings(runner, self._layers.keys() - others)
-        self._requests = Requests(session)
+        self._requests = Requests(session, Prefixes(groups_of(runner)))
+        self._core = core_of(core, runner)
         self._checked: set[str] = set()
         self._dummies: int | None = None
         self._scheduled: Any = None
@@ -119,7 +124,11 @@ class Recorder:
         if hasattr(runner, "_dummy_run"):
             dummy = runner._dummy_run
             entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
-        return entries
+        lost = unfollowed(runner, self._core)
+        if lost:
+            self._session.history.lose(lost)
+            return entries
+        return entries + event_entries(self._core, runner, self._session, self._requests)
 
     def _wrap_dummy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def dummy_run(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +203,7 @@ class Recorder:
             self._open(scheduled)
         if self._step is not None and not failed:
             self._requests.ran(self._step)
-        self._session.end(failed)
+        self._session.end(failed, failed=bool(failed))
 
     def _open(self, scheduled: Any, launches: int = 1) -> None:
         """Open the step in the session: at its first launch, when the input buffers are filled."""
@@ -204,13 +213,14 @@ class Recorder:
             if self._refused is None:
                 step = self._requests.read(self._runner, scheduled)
                 fresh = {handle: np.asarray(step.fresh.get(handle, []), np.int64) for handle in step.handles}
-                self._session.begin(fresh, expected=expected, mode=step.mode)
+                self._session.begin(fresh, expected=expected, mode=step.mode, spans=step.spans)
                 self._step = step
                 return
         except TracekitError as error:
             self._refused = error
         except Exception as error:
             self._refused = Unsupported(f"the step could not be read: {error!r}", rule="V-STEP")
+        self._session.history.lose(f"step {self._session.current} could not be read: {self._refused}")
         self._session.begin({}, expected=expected)
         self._session.fail(self._refused, "step", fired=False)
 

@@ -105,6 +105,11 @@ class Session:
         """The number of the step that runs or comes next."""
         return self._ledger.steps
 
+    @property
+    def weights(self) -> int:
+        """The version of the weights in force."""
+        return self.identity.model_version + self.updates
+
     def begin(
         self,
         tokens: Mapping[Handle, Array],
@@ -127,9 +132,9 @@ class Session:
         self._mode = mode or (Mode.DECODE if set(modes.values()) == {Mode.DECODE} else Mode.PREFILL)
         if spans is not None:
             each = {handle: mode or modes.get(handle, self._mode) for handle in spans}
-            self.history.begin(self.current, spans, each, self.identity.model_version + self.updates)
+            self.history.begin(self.current, spans, each, self.weights)
         else:
-            self.history.lose(f"step {self.current} does not say which rows it computed")
+            self.history.unsaid(self.current)
         self._open = OpenStep(self.current, expected)
         self._choice.begin(self.current, tokens, self._mode)
         self._choice.shut |= bool(self._spent)
@@ -137,7 +142,7 @@ class Session:
     def new_weights(self) -> None:
         """The weights were updated between two steps."""
         self.updates += 1
-        self.history.tell(NewWeights(self.identity.model_version + self.updates))
+        self.history.tell(NewWeights(self.weights))
 
     def wants(self, layer: int) -> bool:
         """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
@@ -331,6 +336,8 @@ class Session:
             self.problems.append(f"gradients are {lacking}")
         lines = tuple(self._ledger.lines)
         history = self.history.resolve(self.requests.key)
+        if self.history.why:
+            self.notes["history"] = self.history.why
         return Recording(self.identity, requests, lines, dict(self.notes), self.share, history), calls
 
     def _lose(
