@@ -59,12 +59,31 @@ def test_padding_rows_answer_zero(qwen3, prompt):
     assert seen[0][0, 2:].any()
 
 
-def test_only_bf16(qwen3, prompt):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_dtypes_that_tka1_takes(recorded, prompt, dtype):
+    """The bits of O are those of TKA-1 in the dtype of the model, and not of bf16 operands."""
     from tracekit.engines import tiny
 
-    model = tiny.build("tiny-qwen3").float()
+    model = tiny.build("tiny-qwen3").to(dtype)
     model.set_attn_implementation("tracekit")
-    with torch.no_grad(), pytest.raises(Unsupported, match="float32 operands; load the model in bfloat16"):
+    got = recorded(model, lambda m: greedy(m, [prompt(9)], 2))
+    assert got.session.problems == []
+    for call in got.calls:
+        assert call.dtype.value == str(dtype).removeprefix("torch.")
+        (answer,) = Tka1().run(Launch((call,))).tensors
+        assert answer.out.same(call.out.bits)
+        assert answer.lse.same(call.lse.bits)
+
+
+def test_a_dtype_that_tka1_does_not_take(qwen3, prompt):
+    from tracekit.engines import tiny
+
+    model = tiny.build("tiny-qwen3").double()
+    model.set_attn_implementation("tracekit")
+    with (
+        torch.no_grad(),
+        pytest.raises(Unsupported, match="float64 operands; bfloat16, float16, float32 are"),
+    ):
         model(torch.tensor([prompt(4)]))
 
 

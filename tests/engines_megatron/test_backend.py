@@ -13,6 +13,8 @@ from tracekit.engines import megatron_tiny as tiny
 from tracekit.errors import Unsupported
 from tracekit.model import Origin
 from tracekit.providers import tka1
+from tracekit.providers.base import Launch
+from tracekit.providers.portable import Tka1
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.recorder.api import record
 
@@ -108,6 +110,19 @@ def test_a_model_on_tka1_is_recorded_with_its_lse_and_replayed(served, batch, tm
     assert report.find("recorded", "tka1").status is tracekit.Status.HELD
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_dtypes_that_tka1_takes(gpt, recorded, dtype):
+    model = gpt(core_attention=backend.Tka1Attention, dtype=dtype, **SINKS)
+    with torch.no_grad():
+        got = recorded(model, padded(12, 5, left=True).forward)
+    assert got.session.problems == []
+    for call in got.calls:
+        assert call.dtype.value == str(dtype).removeprefix("torch.")
+        (answer,) = Tka1().run(Launch((call,))).tensors
+        assert answer.out.same(call.out.bits)
+        assert answer.lse.same(call.lse.bits)
+
+
 def test_packed_launches_run_and_are_recorded(served, recorded):
     """`thd` with padding between sequences: `DotProductAttention` takes none, so only TKA-1 executes."""
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -148,10 +163,10 @@ def test_documents_that_only_the_mask_tells_apart(served, recorded):
 
 
 def test_what_tka1_does_not_take_is_refused(gpt, served):
-    single = gpt(core_attention=backend.Tka1Attention, dtype=torch.float32)
+    double = gpt(core_attention=backend.Tka1Attention, dtype=torch.float64)
     for model, action, why in (
         (served, lambda m: plain(6).forward(m.train()), "wants gradients"),
-        (single, plain(6).forward, "float32 operands"),
+        (double, plain(6).forward, "float64 operands"),
         (
             gpt(core_attention=backend.Tka1Attention, attention_dropout=0.5),
             lambda m: plain(6).forward(m.train()),

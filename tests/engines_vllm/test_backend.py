@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from vllm.config import set_current_vllm_config
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -140,6 +141,22 @@ def test_a_layer_that_it_does_not_compute_is_refused_when_it_is_made(qwen3, chan
     assert caught.value.rule == "V-TKA1"
 
 
-def test_another_dtype_is_refused_before_the_engine_runs(qwen3):
-    with on_tka1(), pytest.raises(Unsupported, match=r"runs in torch\.float32"):
-        engine("tiny-qwen3", dtype="float32")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_other_dtypes_that_tka1_takes(run, prompt, dtype):
+    with on_tka1():
+        llm = engine("tiny-qwen3", dtype=dtype)
+    got = run(llm, [prompt(40, 1), prompt(7, 2)], 3)
+    assert got.session.problems == []
+    assert {call.dtype.value for call in got.calls} == {dtype}
+    rerun(got.calls)
+
+
+def test_a_dtype_that_tka1_does_not_take_is_refused_when_a_layer_is_made(qwen3, monkeypatch):
+    config = runner_of(qwen3).vllm_config
+    monkeypatch.setattr(config.model_config, "dtype", torch.float64)
+    with (
+        set_current_vllm_config(config),
+        pytest.raises(Unsupported, match=r"runs in torch\.float64") as caught,
+    ):
+        Tka1Impl(2, 32, 1.0, 1, None, None, "auto")
+    assert caught.value.rule == "V-TKA1"

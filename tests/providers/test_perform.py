@@ -32,9 +32,9 @@ def test_a_mode_is_put_back_behind_a_kernel_that_refuses():
     assert (SMALL * ONE).all()
 
 
-def test_numpy_does_not_promise_what_depends_on_a_mode():
-    assert "after" in Tka1().advertised()
-    assert "after" not in Tka1Numpy().advertised()
+def test_numpy_does_not_promise_what_depends_on_a_mode_or_needs_a_kernel():
+    assert {"after", "host-graph"} <= Tka1().advertised()
+    assert not {"after", "host-graph"} & Tka1Numpy().advertised()
 
 
 def test_earlier_launches_run_first_and_only_the_last_is_answered():

@@ -66,3 +66,7 @@ class TestAfter(RelationSuite):
 
 class TestControl(RelationSuite):
     relation = relation("control")
+
+
+class TestHostGraph(RelationSuite):
+    relation = relation("host-graph")

@@ -1,12 +1,14 @@
 """What the broken twins share: a correct kernel, and the one place where a twin departs from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from tracekit.errors import Unsupported
 from tracekit.model import Array, AttentionCall, ExecutedIdentity, KVFamily, Lists, Ranges, Selection
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Provider, Tensors
+from tracekit.providers.graphs.base import Capturable, Pool, StaticLaunch
 from tracekit.providers.oracle import Oracle
 from tracekit.providers.registry import create
 from tracekit.verdict import ClaimId
@@ -21,8 +23,8 @@ class Correct:
         self._tka1, self._oracle = create("tka1"), Oracle()
 
     def capabilities(self) -> Capabilities:
-        """What the oracle takes, which is more."""
-        return self._oracle.capabilities()
+        """What the oracle takes, which is more, and how TKA-1 can be launched."""
+        return replace(self._oracle.capabilities(), graphs=self._tka1.capabilities().graphs)
 
     def advertised(self) -> frozenset[ClaimId]:
         """Promises are made by the kernels themselves."""
@@ -40,6 +42,16 @@ class Correct:
         """Run a launch by the first of the two that takes all of its calls."""
         takes = not any(self._tka1.refuses(call) for call in launch.calls)
         return (self._tka1 if takes else self._oracle).run(launch)
+
+    def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: Pool) -> StaticLaunch:
+        """Return a static launch of TKA-1; the oracle has none.
+
+        Raises:
+            Unsupported: `P-GRAPH`, or a call is refused.
+        """
+        if not isinstance(self._tka1, Capturable):
+            raise Unsupported("the correct kernel cannot be captured.", rule="P-GRAPH")
+        return self._tka1.static(calls, execution, pool)
 
 
 class Twin:

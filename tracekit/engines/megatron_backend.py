@@ -87,8 +87,8 @@ class Tka1Attention(DotProductAttention):  # type: ignore[misc]
         """Return O and the LSE, FP32 `[sq, b, np]` or `[t, np]`, natural, sink not counted.
 
         Args:
-            query: bf16 `[sq, b, np, hn]`, or `[t, np, hn]` of a packed launch.
-            key: bf16 `[sq, b, ng, hn]` or `[t, ng, hn]`.
+            query: `[sq, b, np, hn]`, or `[t, np, hn]` of a packed launch.
+            key: `[sq, b, ng, hn]` or `[t, ng, hn]`.
             value: likewise.
             attention_mask: bool `[b or 1, 1, sq, sq]`, True where a key is hidden; None is causal.
             attn_mask_type: not used, as in `DotProductAttention`.
@@ -96,7 +96,8 @@ class Tka1Attention(DotProductAttention):  # type: ignore[misc]
             packed_seq_params: cumulative lengths of a packed launch.
 
         Raises:
-            Unsupported: `M-TKA1` for another dtype, a bias, dropout or a gradient; `M-MASK-...`, `M-PACKED`.
+            Unsupported: `M-TKA1` for a dtype that TKA-1 does not take, a bias, dropout or a gradient;
+                `M-MASK-...`, `M-PACKED`.
         """
         _refuse(self, (query, key, value), attention_bias)
         packed = packed_seq_params is not None
@@ -127,8 +128,8 @@ def attention(
     """Return O `[sq, b, np, hn]` of TKA-1 on tensors in Megatron's layout, without a module.
 
     Args:
-        query: bf16 `[sq, b, np, hn]`.
-        key: bf16 `[sq, b, ng, hn]`.
+        query: `[sq, b, np, hn]`.
+        key: `[sq, b, ng, hn]`.
         value: likewise.
         mask: bool `[b or 1, 1, sq, sq]`, True where a key is hidden; None is causal.
         scale: factor on q.k; None is `hn ** -0.5`.
@@ -161,6 +162,7 @@ def attend(
     else:
         selection = tka1.Lists(part.ids, part.offsets)
     q, keys, values = (_flat(tensor, slots) for tensor in (query, key, value))
+    dtype = borrow(query, "query").dtype
     held = [slots.slots_of(index) for index in range(slots.requests)]
     family = tka1.FamilyInput(
         tuple(np.ascontiguousarray(keys[where]) for where in held),
@@ -175,9 +177,10 @@ def attend(
             families=(family,),
             sink=None if sink is None else _sink_bits(sink),
             scale_bits=scale_to_bits(scale),
+            dtype=dtype,
         )
     )
-    out = to_torch(Bits(_unflat(answer.out, slots), DType.BFLOAT16))
+    out = to_torch(Bits(_unflat(answer.out, slots), dtype))
     lse = to_torch(Bits(_unflat(answer.lse, slots), DType.FLOAT32))
     return out.to(query.device), lse.to(query.device)
 
@@ -204,7 +207,11 @@ def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], bias: torch.Tensor |
     sink = module.softmax_offset
     wanting = [*tensors, *([sink] if isinstance(sink, torch.Tensor) else [])]
     checks = (
-        (kinds != {"bfloat16"}, f"has {', '.join(sorted(kinds))} operands; make the model in bfloat16"),
+        (len(kinds) > 1, f"has {', '.join(sorted(kinds))} operands; q, k and v must have one dtype"),
+        (
+            not kinds <= set(tka1.DTYPES),
+            f"has {', '.join(kinds)} operands; {', '.join(tka1.DTYPES)} are taken",
+        ),
         (bias is not None, "passes a bias, which TKA-1 does not apply"),
         (module.attention_dropout.p > 0 and module.training, "uses dropout; set attention_dropout=0"),
         (

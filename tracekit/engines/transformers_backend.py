@@ -92,9 +92,9 @@ def attend(
 
     Args:
         module: the attention module; only named in errors.
-        query: bf16 `[B, H, S, D]`.
-        key: bf16 `[B, Hkv, T, D]`.
-        value: bf16 `[B, Hkv, T, Dv]`.
+        query: `[B, H, S, D]`.
+        key: `[B, Hkv, T, D]`.
+        value: `[B, Hkv, T, Dv]`.
         attention_mask: what `row_mask` gave.
         scaling: the factor on q.k; None is `D ** -0.5`.
         dropout: must be 0.
@@ -102,16 +102,19 @@ def attend(
         kwargs: what else the model passes; anything that would change the scores is refused.
 
     Returns:
-        O bf16 `[B, S, H, Dv]` (+0 in padding rows, which read nothing) and LSE FP32 `[B, S, H]`.
+        O `[B, S, H, Dv]` in the dtype of the query (+0 in padding rows, which read nothing) and LSE FP32
+        `[B, S, H]`.
 
     Raises:
-        Unsupported: `T-TKA1` for another dtype, a bias, dropout, a gradient, or a foreign mask.
+        Unsupported: `T-TKA1` for a dtype that TKA-1 does not take, a bias, dropout, a gradient, or a foreign
+            mask.
     """
     _refuse(module, (query, key, value), attention_mask, dropout, kwargs)
     assert attention_mask is not None
     batch, _, length, width = query.shape
     rows = np.broadcast_to(attention_mask[:, 0].cpu().numpy(), (batch, length, key.shape[2]))
-    q = borrow(query, "query").data.transpose(0, 2, 1, 3).reshape(batch * length, -1, width)
+    borrowed = borrow(query, "query")
+    q = borrowed.data.transpose(0, 2, 1, 3).reshape(batch * length, -1, width)
     answer = tka1.attention(
         tka1.Inputs(
             q=np.ascontiguousarray(q),
@@ -119,9 +122,10 @@ def attend(
             families=(_family(rows, borrow(key, "keys").data, borrow(value, "values").data),),
             sink=None if s_aux is None else sink_bits(s_aux),
             scale_bits=scale_to_bits(width**-0.5 if scaling is None else scaling),
+            dtype=borrowed.dtype,
         )
     )
-    out = to_torch(Bits(answer.out, DType.BFLOAT16)).reshape(batch, length, query.shape[1], -1)
+    out = to_torch(Bits(answer.out, borrowed.dtype)).reshape(batch, length, query.shape[1], -1)
     lse = to_torch(Bits(answer.lse, DType.FLOAT32)).reshape(batch, length, -1)
     return out.to(query.device), lse
 
@@ -177,7 +181,11 @@ def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], mask: Any, dropout: 
     kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     foreign = not isinstance(mask, torch.Tensor) or mask.dtype != torch.int32
     checks = (
-        (kinds != {"bfloat16"}, f"has {', '.join(sorted(kinds))} operands; load the model in bfloat16"),
+        (len(kinds) > 1, f"has {', '.join(sorted(kinds))} operands; q, k and v must have one dtype"),
+        (
+            not kinds <= set(tka1.DTYPES),
+            f"has {', '.join(kinds)} operands; {', '.join(tka1.DTYPES)} are taken",
+        ),
         (bias is not None, f"passes {bias}, which TKA-1 does not apply"),
         (
             getattr(module, "compressor", None) is not None,

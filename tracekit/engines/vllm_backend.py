@@ -23,7 +23,10 @@ from tracekit.errors import Unsupported
 from tracekit.model import Array, Bits, DType, scale_to_bits
 from tracekit.providers import tka1
 from tracekit.providers.portable import Tka1
-from tracekit.providers.torch_tensors import to_torch
+from tracekit.providers.torch_tensors import to_torch, torch_dtype
+
+DTYPES = tuple(torch_dtype(dtype) for dtype in tka1.DTYPES)
+"""Dtypes of a model on TKA-1."""
 
 
 def register() -> None:
@@ -59,7 +62,7 @@ class Tka1Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
             (self.alibi_slopes is not None, "uses ALiBi"),
             (bool(self.logits_soft_cap), f"caps its scores softly at {self.logits_soft_cap}"),
             (kind != "decoder", f"is {kind} attention"),
-            (dtype != torch.bfloat16, f"runs in {dtype}"),
+            (dtype not in DTYPES, f"runs in {dtype}"),
         )
         for wrong, what in checks:
             if wrong:
@@ -81,7 +84,7 @@ class Tka1Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
 
         Raises:
             Unsupported: `V-TKA1` for a launch that TKA-1 does not compute, `V-FP8` for stored values that
-                are not exact in bfloat16.
+                are not exact in the dtype of the model.
         """
         if attn_metadata is None:  # profiling, over no cache
             return output
@@ -90,9 +93,10 @@ class Tka1Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
         if not attn_metadata.causal or attn_metadata.dynamic_causal is not None:
             raise _refused("a launch is not causal")
         rows = int(attn_metadata.num_actual_tokens)
+        q = borrow(query[:rows], "query")
         answer = tka1.attention(
             launch(
-                borrow(query[:rows], "query").data,
+                q.data,
                 cache_of(layer, self, kv_cache, layer.isa, query.dtype),
                 starts=attn_metadata.query_start_loc.cpu().numpy(),
                 lengths=attn_metadata.seq_lens.cpu().numpy(),
@@ -100,9 +104,10 @@ class Tka1Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
                 window=self.sliding_window if self.sliding_window > 0 else None,
                 sink=None if self.sinks is None else sink_bits(self.sinks),
                 scale=self.scale,
+                dtype=q.dtype,
             )
         )
-        out = to_torch(Bits(answer.out, DType.BFLOAT16))
+        out = to_torch(Bits(answer.out, q.dtype))
         output[:rows] = out.reshape(output[:rows].shape).to(output.device)
         self.lse = Bits(answer.lse, DType.FLOAT32)
         return output
@@ -127,11 +132,12 @@ def launch(
     window: int | None,
     sink: Array | None,
     scale: float,
+    dtype: DType,
 ) -> tka1.Inputs:
     """Return a paged launch of vLLM in the words of TKA-1.
 
     Args:
-        q: bf16 bits `[N, H, D]`, the rows of all requests one after the other.
+        q: bits `[N, H, D]`, the rows of all requests one after the other.
         cache: of the layer.
         starts: `[R + 1]`, the first row of each request.
         lengths: `[R]`, tokens of each request with those of this launch.
@@ -139,6 +145,7 @@ def launch(
         window: w, a row's own position included, or None.
         sink: binary32 bits `[H]`, or None.
         scale: the factor on q.k.
+        dtype: of q, and of O.
 
     Raises:
         InvalidCall: `C-PAGE-...` when a table gives a row no page of its own.
@@ -150,7 +157,7 @@ def launch(
     keys, values, first = [], [], []
     for count, length, table in zip(counts, lengths, tables, strict=True):
         lo, hi = live_rows(int(length), int(count), window)
-        k, v = cache.values(cache.rows(table, lo, hi), DType.BFLOAT16)
+        k, v = cache.values(cache.rows(table, lo, hi), dtype)
         keys.append(np.ascontiguousarray(k.transpose(1, 0, 2)))
         values.append(np.ascontiguousarray(v.transpose(1, 0, 2)))
         first.append(lo)
@@ -158,7 +165,7 @@ def launch(
     family = tka1.FamilyInput(
         tuple(keys), tuple(values), tuple(first), tka1.Ranges(ranges.lo.copy(), ranges.hi.copy())
     )
-    return tka1.Inputs(q, request, (family,), sink, scale_to_bits(scale))
+    return tka1.Inputs(q, request, (family,), sink, scale_to_bits(scale), dtype)
 
 
 def sink_bits(sinks: torch.Tensor) -> Array:
@@ -169,7 +176,8 @@ def sink_bits(sinks: torch.Tensor) -> Array:
 
 def _refused(what: str) -> Unsupported:
     return Unsupported(
-        f"TRACEKIT_BACKEND=tka1: {what}, which TKA-1 does not compute (bfloat16, causal, windows and sinks); "
+        f"TRACEKIT_BACKEND=tka1: {what}, which TKA-1 does not compute (bfloat16, float16 or "
+        "float32; causal, windows and sinks); "
         "unset TRACEKIT_BACKEND to run vLLM's own kernel.",
         rule="V-TKA1",
     )

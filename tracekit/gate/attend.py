@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from tracekit.gate.memory import Memory, place_rows
+from tracekit.gate.onward import WINDOWED, Onward
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger, Pending, Phase, RequestState, Rows, Stream, StreamKey
 from tracekit.model.events import Attend, GateMode, GraphUse, Read, Span
-from tracekit.model.kv import KVFamily
-
-WINDOWED = (KVFamily.DENSE, KVFamily.RECENT)
-"""Families whose rows a sliding window drops; compressed rows stay."""
 
 # A member of an enumeration costs five times a name of the module, and a call of the gate needs a dozen.
 _TRAINING, _ACTIVE, _PREEMPTED, _FINISHED = Phase.TRAINING, Phase.ACTIVE, Phase.PREEMPTED, Phase.FINISHED
@@ -40,13 +37,11 @@ def attend(ledger: Ledger, event: Attend) -> Ledger:
     if len(spans) > 1 and len({span.request for span in spans}) != len(spans):
         refuse("G-ROWS-TWICE", "a launch names a request twice", layer=event.layer)
     requests, epoch = dict(ledger.requests), ledger.epoch + 1
-    families: list[KVFamily] = []
-    keys = _NONE
+    launch = Onward(ledger, event, epoch)
     for span in spans:
-        mine = [read.family for read in span.reads]
-        if mine != families:  # as a rule, all requests of a launch have the same
-            families, keys = mine, frozenset([(event.layer, family) for family in mine])
-        requests[span.request] = _advance(requests, ledger, event, span, keys, epoch)
+        name = span.request
+        after = launch.after(requests.get(name), span)
+        requests[name] = after or _advance(requests, ledger, event, span, epoch)
     return Ledger(
         ledger.model_version,
         epoch,
@@ -87,11 +82,11 @@ def _advance(
     ledger: Ledger,
     event: Attend,
     span: Span,
-    keys: frozenset[StreamKey],
     epoch: int,
 ) -> RequestState:
     """Return one request after its rows of a launch."""
     name, first, end, mode, reads = span
+    keys = frozenset([(event.layer, read.family) for read in reads])
     if end <= first or first < 0 or not reads:
         _refuse("G-EMPTY", event, span, f"rows [{first}, {end}) of {len(reads)} families")
     if len(keys) != len(reads):

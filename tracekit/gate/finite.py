@@ -6,25 +6,27 @@ from tracekit.gate.refusal import refuse
 from tracekit.model import Array, AttentionCall, Bits, DType
 from tracekit.providers.base import Tensors
 
-_INFINITY = {
-    DType.BFLOAT16: (np.int16, 0x7F80, 0xFF80),
-    DType.FLOAT16: (np.int16, 0x7C00, 0xFC00),
-    DType.FLOAT32: (np.int32, 0x7F800000, 0xFF800000),
-}
-"""A signed view, and the patterns of +inf and -inf: as signed numbers NaNs and infinities above zero are the
-largest, as unsigned ones those below zero are. Two maxima need no memory, a mask would."""
+_INFINITY = {DType.BFLOAT16: (0x7F80, 0xFF80), DType.FLOAT16: (0x7C00, 0xFC00)}
+"""The patterns of +inf and -inf: as signed numbers NaNs and infinities above zero are the largest, as
+unsigned ones those below zero are. Two maxima need no memory, a mask would."""
 
-_max = np.maximum.reduce
-"""What `array.max()` calls in the end; on the small answers of a decode the way there costs as much again."""
+# What `array.max()` and `array.all()` call in the end; on the small answers of a decode the way there costs
+# as much again.
+_max, _all = np.maximum.reduce, np.logical_and.reduce
+_FLOAT32 = DType.FLOAT32
 
 
 def finite(bits: Bits) -> bool:
     """Whether no element is a NaN or an infinity."""
-    if bits.dtype not in _INFINITY:
+    data, dtype = bits.data, bits.dtype
+    if dtype is _FLOAT32:
+        return bool(_all(np.isfinite(data.view(np.float32)), axis=None))
+    if dtype not in _INFINITY:
         return bool(np.isfinite(bits.to_float32()).all())
-    data = bits.data.reshape(-1)
-    signed, above, below = _INFINITY[bits.dtype]
-    return data.size == 0 or bool(_max(data) < below and _max(data.view(signed)) < above)
+    above, below = _INFINITY[dtype]
+    if not data.size:
+        return True
+    return bool(_max(data, axis=None) < below and _max(data.view(np.int16), axis=None) < above)
 
 
 def check_answer(call: AttentionCall, answer: Tensors) -> None:
@@ -33,15 +35,11 @@ def check_answer(call: AttentionCall, answer: Tensors) -> None:
     Raises:
         GateRefused: `G-SHAPE`, `G-NON-FINITE`.
     """
-    out, lse = answer.out, answer.lse
-    rows = call.q.data.shape[:2]
-    shape = (*rows, call.value_dim)
-    if out.data.shape != shape or out.dtype is not call.q.dtype:
-        refuse(
-            "G-SHAPE",
-            f"Layer {call.layer} answers O {out}, not {call.dtype} {list(shape)}.",
-            layer=call.layer,
-        )
+    out, lse, q = answer.out, answer.lse, call.q
+    shape, rows = out.data.shape, q.data.shape[:2]
+    if len(shape) != 3 or shape[:2] != rows or shape[2] != call.value_dim or out.dtype is not q.dtype:
+        wanted = [*rows, call.value_dim]
+        refuse("G-SHAPE", f"it answers O {out}, not {call.dtype} {wanted}", layer=call.layer)
     if not finite(out):
         _refuse_non_finite(call, "O", ~np.isfinite(out.to_float32()))
     if lse is None:

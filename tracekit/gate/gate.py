@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from tracekit.errors import UsageError
 from tracekit.gate.attempts import Attempts
 from tracekit.gate.finite import check_answer
-from tracekit.gate.launch import Extent, SlotMap, attend_of, extents
+from tracekit.gate.launch import Extent, SlotMap, Step, attend_of
 from tracekit.gate.machine import transition
 from tracekit.gate.prints import Prints, differing, everything
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
-from tracekit.model import AttentionCall, Rows
+from tracekit.model import AttentionCall
 from tracekit.model.events import Attend, Event, GraphUse, NewWeights, Rollback
 from tracekit.providers.base import Execution, Launch, Provider, Tensors
 
@@ -35,8 +35,7 @@ class RequestGate:
         self._ledger = ledger or Ledger()
         self._attempts = Attempts()
         self._known: Prints | None = {} if prove else None
-        self._rows: Rows | None = None
-        self._spans: list[Extent] = []
+        self._step: Step | None = None
         self._open: list[tuple[Attend, AttentionCall, list[Extent]]] | None = None
 
     @property
@@ -99,11 +98,12 @@ class RequestGate:
             Exception: what the provider raised; nothing moved.
         """
         ledger = self._ledger
-        if call.rows is not self._rows:
-            self._spans, self._rows = extents(call.rows), call.rows
-        spans = self._spans
+        step = self._step
+        if step is None or call.rows is not step.rows:
+            step = self._step = Step(call.rows)
+        spans = step.extents
         version = ledger.model_version if model_version is None else model_version
-        event = attend_of(call, spans, version, graph, slots or {}, kernel)
+        event = attend_of(call, step, version, graph, slots or _NOWHERE, kernel)
         after = transition(ledger, event)
         if self._attempts:
             self._attempts.check(event, call, spans)
@@ -112,7 +112,7 @@ class RequestGate:
             if flags is not None:
                 _check_flags(call, flags())
             check_answer(call, answer)
-            prints = self._prove(call, spans, answer)
+            prints = _NO_PRINTS if self._known is None else _prove(call, spans, answer, self._known)
             if self._ledger is not ledger:
                 refuse("G-CONCURRENT", "another event was committed meanwhile", layer=call.layer)
         except BaseException:
@@ -150,17 +150,18 @@ class RequestGate:
         finally:
             self._open = None
 
-    def _prove(self, call: AttentionCall, spans: list[Extent], answer: Tensors) -> Prints:
-        """Return the prints of a launch; refuse other bytes of a row that was committed before."""
-        if self._known is None:
-            return {}
-        prints = everything(call, spans, answer)
-        for place in differing(self._known, prints):
-            refuse("G-BYTES", "other bytes than when it was committed", **place.fields)
-        return prints
+
+def _prove(call: AttentionCall, spans: list[Extent], answer: Tensors, known: Prints) -> Prints:
+    """Return the prints of a launch; refuse other bytes of a row that was committed before."""
+    prints = everything(call, spans, answer)
+    for place in differing(known, prints):
+        refuse("G-BYTES", "other bytes than when it was committed", **place.fields)
+    return prints
 
 
 _DEFAULT = Execution()
+_NOWHERE: SlotMap = {}
+_NO_PRINTS: Prints = {}
 
 
 def _check_flags(call: AttentionCall, flags: Iterable[bool]) -> None:

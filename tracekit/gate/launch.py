@@ -29,6 +29,55 @@ Extent = tuple[RequestKey, str, int, int]
 """A request of a launch, its name, and the positions `first .. end - 1` of its rows."""
 
 _NOWHERE: SlotMap = {}
+_NO_SLOTS = Slots()
+
+
+class Step:
+    """The rows of a launch, and what the layers of a step share: as a rule they read the same rows of KV.
+
+    Args:
+        rows: of the launch; the other layers of the step have the same object.
+
+    Raises:
+        GateRefused: `G-ROWS-GAP`, `G-EMPTY`, as `extents`.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.extents = extents(rows)
+        self._spans: dict[tuple[GateMode, tuple[KVFamily, ...]], tuple[Span, ...]] = {}
+
+    def spans(self, call: AttentionCall, mode: GateMode, slots: SlotMap) -> tuple[Span, ...]:
+        """Return the spans of a call of the step; those of another layer where it reads the same.
+
+        Raises:
+            GateRefused: `G-KV-MISSING` when a request brings fewer rows than it has.
+        """
+        shape = mode, tuple(call.selection.families)
+        known = self._spans.get(shape)
+        if known is not None and not slots and _read_again(known, call):
+            return known
+        spans = self._spans[shape] = tuple(
+            Span(name, first, end, mode, _reads(call, key, name, first, end, slots))
+            for key, name, first, end in self.extents
+        )
+        return spans
+
+
+def _read_again(spans: tuple[Span, ...], call: AttentionCall) -> bool:
+    """Whether a call reads the rows that the spans say; their requests are those of the call."""
+    for (_, _, end, _, reads), key, (held, families) in zip(
+        spans, call.rows.requests, call.kv.items(), strict=False
+    ):
+        if held is not key:
+            families = call.kv[key]
+        for family, version, first, scales, pages in reads:
+            rows = families[family]
+            if rows.first != first or rows.generation != version or scales or pages:
+                return False
+            if first + rows.keys.data.shape[0] < end // family.ratio:
+                return False
+    return True
 
 
 def extents(rows: Rows) -> list[Extent]:
@@ -39,9 +88,11 @@ def extents(rows: Rows) -> list[Extent]:
     """
     count = len(rows.requests)
     if count == 1:
-        positions = rows.positions
-        first, end = (int(positions.min()), int(positions.max()) + 1) if positions.size else (0, 0)
-        found = [(first, end, positions.size)]
+        positions, size = rows.positions, rows.positions.size
+        first, last = (int(positions.min()), int(positions.max())) if size > 1 else (0, -1)
+        if size == 1:
+            first = last = int(positions[0])
+        found = [(first, last + 1, size)]
     elif (
         count == rows.count
         and len(one := dict(zip(rows.request.tolist(), rows.positions.tolist(), strict=True))) == count
@@ -70,7 +121,7 @@ def extents(rows: Rows) -> list[Extent]:
 
 def attend_of(
     call: AttentionCall,
-    spans: list[Extent],
+    step: Step,
     model_version: int,
     graph: GraphUse | None = None,
     slots: SlotMap = _NOWHERE,
@@ -82,22 +133,22 @@ def attend_of(
         GateRefused: `G-KV-MISSING` when a request brings fewer rows than it has.
     """
     mode = GateMode.GRAPH if graph is not None and call.mode is Mode.DECODE else _MODES[call.mode]
-    parts = []
-    for (key, name, first, end), (held, families) in zip(spans, call.kv.items(), strict=False):
-        if held is not key:
-            families = call.kv[key]
-        reads = []
-        for family in call.selection.families:
-            rows = families[family]
-            if rows.first + rows.keys.data.shape[0] < end // family.ratio:
-                text = (
-                    f"the launch brings the rows before {rows.end}, and the request has {end // family.ratio}"
-                )
-                place = {"request": name, "layer": call.layer, "family": family.value, "position": first}
-                refuse("G-KV-MISSING", text, **place)
-            if slots:
-                reads.append(Read(family, rows.generation, rows.first, *slots.get((key, family), Slots())))
-            else:
-                reads.append(Read(family, rows.generation, rows.first))
-        parts.append(Span(name, first, end, mode, tuple(reads)))
-    return Attend(call.layer, tuple(parts), model_version, call.conventions.window, graph, kernel)
+    spans = step.spans(call, mode, slots)
+    return Attend(call.layer, spans, model_version, call.conventions.window, graph, kernel)
+
+
+def _reads(
+    call: AttentionCall, key: RequestKey, name: str, first: int, end: int, slots: SlotMap
+) -> tuple[Read, ...]:
+    """What one request brings to a launch."""
+    families = call.kv[key]
+    reads = []
+    for family in call.selection.families:
+        rows = families[family]
+        if rows.end < end // family.ratio:
+            text = f"the launch brings the rows before {rows.end}, and the request has {end // family.ratio}"
+            place = {"request": name, "layer": call.layer, "family": family.value, "position": first}
+            refuse("G-KV-MISSING", text, **place)
+        mine = slots.get((key, family), _NO_SLOTS) if slots else _NO_SLOTS
+        reads.append(Read(family, rows.generation, rows.first, mine.scales, mine.pages))
+    return tuple(reads)

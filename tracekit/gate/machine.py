@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracekit.gate.attend import attend
+from tracekit.gate.engine import ENGINE
 from tracekit.gate.memory import cut
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger, Phase, RequestState, Rows, Stream
@@ -14,20 +15,13 @@ from tracekit.model.events import (
     Adopt,
     Attend,
     Backward,
-    Capture,
     Event,
     Evict,
-    Fence,
     Finish,
     Fork,
     Migrate,
-    NewWeights,
     Preempt,
-    Rescale,
-    ResetCache,
     Rollback,
-    Sleep,
-    Wake,
 )
 
 
@@ -61,19 +55,7 @@ def _backward(ledger: Ledger, event: Backward) -> Ledger:
 
 def _preempt(ledger: Ledger, event: Preempt) -> Ledger:
     request = _active(ledger, event.request).settled()
-    return _with(ledger, event.request, _lost(request))
-
-
-def _lost(request: RequestState) -> RequestState:
-    """A request without its rows; they may be adopted until their pages are written over."""
-    return request._replace(
-        phase=Phase.PREEMPTED,
-        length=0,
-        ahead=0,
-        done=frozenset(),
-        cached=request.length,
-        streams={key: stream._replace(rows=Rows.LOST) for key, stream in request.streams.items()},
-    )
+    return _with(ledger, event.request, request.lost())
 
 
 def _rollback(ledger: Ledger, event: Rollback) -> Ledger:
@@ -248,62 +230,6 @@ def _migrate(ledger: Ledger, event: Migrate) -> Ledger:
     return _with(ledger, event.request, request._replace(model_version=event.model_version, known=0))
 
 
-def _new_weights(ledger: Ledger, event: NewWeights) -> Ledger:
-    _rises("weights", ledger.model_version, event.model_version)
-    return ledger._replace(model_version=event.model_version)
-
-
-def _reset_cache(ledger: Ledger, event: ResetCache) -> Ledger:
-    place = event.layer, event.family
-    _rises("cache version", ledger.floors.get(place, 0), event.cache_version)
-    return ledger._replace(floors={**ledger.floors, place: event.cache_version})
-
-
-def _rescale(ledger: Ledger, event: Rescale) -> Ledger:
-    _rises("scales", ledger.scale_generation, event.generation)
-    return ledger._replace(scale_generation=event.generation)
-
-
-def _rises(what: str, old: int, new: int) -> None:
-    if new <= old:
-        refuse("G-VERSION-BACK", f"the {what} go from {old} to {new}")
-
-
-def _sleep(ledger: Ledger, event: Sleep) -> Ledger:
-    if ledger.asleep:
-        refuse("G-ASLEEP", "the engine sleeps already")
-    if event.keeps_cache:
-        return ledger._replace(asleep=True)
-    requests = {}
-    for name, request in ledger.requests.items():
-        lost = request.settled()
-        if lost.phase is Phase.ACTIVE:
-            lost = _lost(lost)
-        requests[name] = lost._replace(cached=0)
-    return ledger._replace(asleep=True, requests=requests)
-
-
-def _wake(ledger: Ledger, _: Wake) -> Ledger:
-    if not ledger.asleep:
-        refuse("G-ASLEEP", "the engine is awake already")
-    return ledger._replace(asleep=False)
-
-
-def _fence(ledger: Ledger, _: Fence) -> Ledger:
-    return ledger._replace(fence=ledger.epoch)
-
-
-def _capture(ledger: Ledger, event: Capture) -> Ledger:
-    graph = event.graph
-    if event.model_version != ledger.model_version:
-        text = f"captured under weights {event.model_version} while {ledger.model_version} are in force"
-        refuse("G-GRAPH-VERSION", text, graph=graph.name)
-    if ledger.asleep:
-        refuse("G-ASLEEP", "captured while the engine sleeps", graph=graph.name)
-    graphs: Mapping[str, Any] = {**ledger.graphs, graph.name: (graph, event.model_version)}
-    return ledger._replace(graphs=graphs)
-
-
 def _known(ledger: Ledger, name: str) -> RequestState:
     request = ledger.requests.get(name)
     if request is None:
@@ -344,11 +270,5 @@ _RULES: Mapping[type, Callable[[Ledger, Any], Ledger]] = {
     Evict: _evict,
     Finish: _finish,
     Migrate: _migrate,
-    NewWeights: _new_weights,
-    ResetCache: _reset_cache,
-    Rescale: _rescale,
-    Sleep: _sleep,
-    Wake: _wake,
-    Fence: _fence,
-    Capture: _capture,
+    **ENGINE,
 }

@@ -101,6 +101,17 @@ class RequestState(NamedTuple):
             closed=True,
         )
 
+    def lost(self) -> "RequestState":
+        """Return the request without its rows; they may be adopted until their pages are written over."""
+        return self._replace(
+            phase=Phase.PREEMPTED,
+            length=0,
+            ahead=0,
+            done=frozenset(),
+            cached=self.length,
+            streams={key: stream._replace(rows=Rows.LOST) for key, stream in self.streams.items()},
+        )
+
 
 class Pending(NamedTuple):
     """A launch whose backward is to follow."""

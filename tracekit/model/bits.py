@@ -26,6 +26,9 @@ class DType(StrEnum):
     FLOAT8_E4M3FNUZ = "float8_e4m3fnuz"
     FLOAT8_E5M2 = "float8_e5m2"
 
+    __hash__ = str.__hash__
+    """That of an enumeration is written in Python, and each look into a table by dtype asks for it."""
+
     @property
     def container(self) -> np.dtype[Any]:
         """The unsigned integer dtype that holds the bits."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -23,6 +24,9 @@ class Mode(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     RECOMPUTE = "recompute"
+
+    __hash__ = str.__hash__
+    """That of an enumeration is written in Python, and each look into a table by mode asks for it."""
 
 
 class Origin(StrEnum):
@@ -124,7 +128,7 @@ class AttentionCall:
         """D, the width of a key."""
         return self.q.shape[2]
 
-    @property
+    @cached_property
     def value_dim(self) -> int:
         """Dv, the width of a value."""
         return self.any_kv.value_bits.shape[2]

@@ -20,17 +20,18 @@ class KVFamily(StrEnum):
     C128 = "c128"
     INDEX = "index"
 
-    @property
-    def ratio(self) -> int:
-        """Tokens of one row; row r is complete, and visible, from position `(r + 1) * ratio - 1` on."""
-        return _RATIOS.get(self, 1)
+    ratio: int
+    """Tokens of one row; row r is complete, and visible, from position `(r + 1) * ratio - 1` on."""
+
+    def __init__(self, name: str) -> None:
+        self.ratio = {"c4": 4, "c128": 128}.get(name, 1)
+
+    __hash__ = str.__hash__
+    """That of an enumeration is written in Python, and each look into a table by family asks for it."""
 
     def visible(self, position: int) -> int:
         """Return how many rows exist for a query at `position`: rows `0 .. visible - 1` are causal."""
         return (position + 1) // self.ratio
-
-
-_RATIOS = {KVFamily.C4: 4, KVFamily.C128: 128}
 
 
 @dataclass(frozen=True, eq=False)

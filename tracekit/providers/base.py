@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
+from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.mode import FloatMode
 from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.verdict import ClaimId
@@ -29,6 +30,7 @@ class Capabilities:
         layouts: layouts of a page that it can be asked for, its own first; empty where it takes no pages.
         padding: what it can be asked to add to a launch.
         fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
+        graphs: where its launches can be captured; it is `Capturable` then (`providers/graphs/base.py`).
     """
 
     dtypes: frozenset[DType]
@@ -45,6 +47,7 @@ class Capabilities:
     layouts: tuple[Layout, ...] = ()
     padding: frozenset[Padding] = frozenset()
     fills: bool = False
+    graphs: frozenset[GraphKind] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,14 @@ class Execution:
         placement: where it lies in memory; None leaves that to the provider. Only a provider whose
             capabilities say that it takes a placement is asked for it.
         mode: what an earlier library left the processor in; None is as it stands. `perform` sets it.
+        graph: capture the launch with the inputs of its first call, and replay it for each of its calls;
+            None launches them eagerly. `perform` does it. The calls have equally many rows.
     """
 
     threads: int = 0
     placement: Placement | None = None
     mode: FloatMode | None = None
+    graph: GraphKind | None = None
 
 
 @dataclass(frozen=True, eq=False)

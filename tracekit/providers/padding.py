@@ -82,6 +82,12 @@ def real_heads(call: AttentionCall, extra: int) -> Array:
     return head // group * (group + extra) + head % group
 
 
+def real_rows(call: AttentionCall) -> Array:
+    """Return int64 `[T]`, the rows of a call that are no slots of `padded`."""
+    real = np.array([key.ordinal < _ORDINAL for key in call.rows.requests])
+    return np.flatnonzero(real[call.rows.request])
+
+
 def front_slots(placement: Placement) -> int:
     """Return how many slots stand before the rows."""
     return -(-placement.padding.get(Padding.ROWS, 0) // 2)

@@ -1,4 +1,4 @@
-"""Run a launch as it was asked for: after what ran before it, in the mode that this left behind."""
+"""Run a launch as it was asked for: after what ran before it, in the mode that this left behind, captured."""
 
 import ctypes
 import platform
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tracekit.errors import Unsupported
 from tracekit.providers.base import Answer, Launch, Provider
+from tracekit.providers.graphs.sequence import replayed
 from tracekit.providers.mode import FloatMode
 
 __all__ = ["FloatMode", "perform"]
@@ -16,12 +17,13 @@ def perform(provider: Provider, launch: Launch) -> Answer:
     """Run the launches before a launch, whose answers nobody reads, and then the launch in its mode.
 
     Raises:
-        Unsupported: as `Provider.run`; `P-MODE` where the mode of this processor cannot be set.
+        Unsupported: as `Provider.run`, and as `replayed` for a capture; `P-MODE` where the mode of this
+            processor cannot be set.
     """
     for earlier in launch.before:
         perform(provider, earlier)
     with left_in(launch.execution.mode):
-        return provider.run(launch)
+        return provider.run(launch) if launch.execution.graph is None else replayed(provider, launch)
 
 
 # The word of a saved C environment (fenv_t) that arithmetic follows: its place, and the bits of each mode.

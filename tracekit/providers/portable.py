@@ -3,15 +3,19 @@
 Its bits depend on the definition alone, so its identity names no library, processor or instruction set.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, Ranges, Selection
 from tracekit.providers import tka1
-from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
+from tracekit.providers.graphs.kind import GraphKind
+from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placed import PAGE_SIZES, run_placed
 from tracekit.providers.placement import Fill, Layout, Padding
+from tracekit.providers.tka1.static import StaticLaunch
 from tracekit.verdict import ClaimId
 
 Form = Literal["auto", "native", "numpy"]
@@ -38,15 +42,16 @@ class Tka1:
             layouts=tuple(Layout),
             padding=frozenset(Padding),
             fills=True,
+            graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes.
 
-        Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1).
+        Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1). So is
+        `host-graph`: it calls no kernel that could be captured.
         """
-        numpy = tka1.serving(self.form).form == "numpy"
-        return frozenset(() if numpy else ("after",)) | frozenset(
+        return frozenset(() if self._numpy else ("after", "host-graph")) | frozenset(
             {
                 "recorded",
                 "rerun",
@@ -66,6 +71,10 @@ class Tka1:
             }
         )
 
+    @property
+    def _numpy(self) -> bool:
+        return tka1.serving(self.form).form == "numpy"
+
     def identity(self) -> ExecutedIdentity:
         """The version of the definition, and nothing else."""
         return ExecutedIdentity("tka1", {"tka1": "1"})
@@ -84,11 +93,60 @@ class Tka1:
         run = partial(self._run, threads=threads, fill=None if placement is None else placement.fill)
         return Answer(tuple(run_placed(run, call, placement) for call in launch.calls), self.identity())
 
+    def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: HostPool) -> "Captured":
+        """Return a launch over static buffers (graphs/base.py).
+
+        Raises:
+            Unsupported: a call is refused, or the calls cannot share a launch (`P-GRAPH`).
+        """
+        for call in calls:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+        return Captured(tka1.static(list(map(inputs, calls)), execution.threads or None, pool), self)
+
     def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
         return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+
+
+class Captured:
+    """A static launch of TKA-1 in the words of a provider.
+
+    Args:
+        launch: the launch.
+        provider: who answers.
+    """
+
+    def __init__(self, launch: StaticLaunch, provider: Tka1) -> None:
+        self.launch, self.provider = launch, provider
+
+    def load(self, call: AttentionCall) -> None:
+        """Write the inputs of a call into the buffers."""
+        self.launch.load(inputs(call))
+        self.launch.keep()
+
+    def enqueue(self) -> None:
+        """Call the kernel."""
+        self.launch.enqueue()
+
+    def poison(self, fill: Fill) -> None:
+        """Fill the outputs."""
+        self.launch.poison(fill)
+
+    def read(self) -> Tensors:
+        """Return a copy of the answer."""
+        out = self.launch.out
+        return Tensors(Bits(out.out.copy(), self.launch.dtype), Bits(out.lse.copy(), DType.FLOAT32))
+
+    def changed(self) -> str | None:
+        """Return the name of an input that the launch changed, or None."""
+        return self.launch.changed()
+
+    def executed(self) -> ExecutedIdentity:
+        """As an eager launch."""
+        return self.provider.identity()
 
 
 class Tka1Numpy(Tka1):

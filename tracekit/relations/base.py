@@ -74,6 +74,20 @@ def on_kernel(relation: Relation, capabilities: Capabilities) -> Relation:
     return relation.on(capabilities) if isinstance(relation, Physical) else relation
 
 
+@runtime_checkable
+class Planted(Protocol):
+    """What a relation adds that is judged on another call than the recorded one."""
+
+    def subject(self, call: AttentionCall) -> AttentionCall:
+        """Return the call in its place; its rows are those of the call, and more."""
+        ...
+
+
+def subject_of(relation: Relation, call: AttentionCall) -> AttentionCall:
+    """Return the call on which a relation is judged: most take it as it stands."""
+    return relation.subject(call) if isinstance(relation, Planted) else call
+
+
 def rng(seed: int, claim: ClaimId) -> np.random.Generator:
     """Return the random numbers of one claim; claims do not share a stream."""
     return np.random.default_rng([seed, zlib.crc32(claim.encode())])

@@ -39,10 +39,9 @@ def in_company(call: AttentionCall) -> Iterator[tuple[str, AttentionCall]]:
     The one in front continues where the longest KV of the call ends; the one behind starts at the first
     position that sees a row of every family.
     """
-    start = max(family.ratio for family in call.selection.families) - 1
-    longest = max(_tokens(call, key) for key in call.rows.requests)
+    start, end = first_position(call), end_of_longest(call)
     for number, (name, after, before) in enumerate(LAUNCHES):
-        front = companion(call, max(longest, start), after, 2 * number)
+        front = companion(call, end, after, 2 * number)
         behind = companion(call, start, before, 2 * number + 1)
         yield name, join([front, call, behind])
 
@@ -84,8 +83,15 @@ def companion(call: AttentionCall, start: int, rows: int, number: int = 0) -> At
     )
 
 
-def _tokens(call: AttentionCall, key: RequestKey) -> int:
-    return max(rows.end * family.ratio for family, rows in call.kv[key].items())
+def first_position(call: AttentionCall) -> int:
+    """Return the first position that sees a row of every family."""
+    return max(family.ratio for family in call.selection.families) - 1
+
+
+def end_of_longest(call: AttentionCall) -> int:
+    """Return the position behind the longest KV of a call, or `first_position` where that is later."""
+    ends = [rows.end * family.ratio for kv in call.kv.values() for family, rows in kv.items()]
+    return max(first_position(call), *ends)
 
 
 def _widths(part: Ranges | Lists) -> Array:

@@ -26,6 +26,8 @@ BUILTIN: Mapping[ClaimId, str] = {
     "padding": "tracekit.relations.padding:Padded",
     "slack": "tracekit.relations.slack:Slack",
     "after": "tracekit.relations.after:After",
+    "host-graph": "tracekit.relations.host_graph:HostGraph",
+    "graph": "tracekit.relations.graph:DeviceGraph",
     "control": "tracekit.relations.control:Control",
 }
 """Claim id -> `module:class`, in the order of reports."""

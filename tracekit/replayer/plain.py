@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, Unsupported, UsageError
 from tracekit.model import DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Capabilities, Provider
+from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.indexers import IndexerProvider
 from tracekit.providers.placement import Layout, Padding
 from tracekit.replayer.messages import Description
@@ -16,7 +17,7 @@ from tracekit.replayer.messages import Description
 MOST_TEXT = 300
 """Characters that a provider may add to a report at once."""
 
-_Kind = TypeVar("_Kind", DType, KVFamily, Layout, Padding, int)
+_Kind = TypeVar("_Kind", DType, GraphKind, KVFamily, Layout, Padding, int)
 
 
 def description(provider: Provider | IndexerProvider, *, indexer: bool = False) -> Description:
@@ -121,6 +122,7 @@ def _capabilities(given: object) -> Capabilities:
         page_sizes=tuple(_members(given.page_sizes, int, "page_sizes")),
         layouts=tuple(_members(given.layouts, Layout, "layouts")),
         padding=frozenset(_members(given.padding, Padding, "padding")),
+        graphs=frozenset(_members(given.graphs, GraphKind, "graphs")),
         score_dtype=_dtypes(given.score_dtype, "score_dtype"),
         probability_dtype=_dtypes(given.probability_dtype, "probability_dtype"),
         **flags,

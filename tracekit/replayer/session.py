@@ -18,7 +18,7 @@ from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
-from tracekit.relations.base import Expectation, Relation
+from tracekit.relations.base import Expectation, Relation, subject_of
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
@@ -128,6 +128,12 @@ class Session:
     def _judge(
         self, tally: Tally[Relation], index: int, call: AttentionCall, baseline: Answered | None
     ) -> None:
+        subject = subject_of(tally.relation, call)
+        if subject is not call:
+            assert self.worker is not None
+            if refusal := self.worker.refuses(subject):
+                raise Unsupported(refusal, rule="P-REFUSED")
+            call, baseline = subject, self.worker.baseline(subject, self.threads)
         match tally.relation.expects:
             case Expectation.ENVELOPE if baseline is not None:
                 self._judge_envelope(tally, index, call, baseline)

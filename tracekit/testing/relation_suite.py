@@ -11,7 +11,7 @@ from tracekit.controls.base import Correct
 from tracekit.model import AttentionCall, Bits, Origin, Output
 from tracekit.providers.base import Launch, Provider
 from tracekit.providers.perform import perform
-from tracekit.relations.base import Expectation, Relation, Variant, on_kernel
+from tracekit.relations.base import Expectation, Relation, Variant, on_kernel, subject_of
 from tracekit.replayer.messages import Answered, gather
 from tracekit.testing.build import dense_call, sparse_call
 
@@ -46,8 +46,8 @@ class RelationSuite:
         return Correct()
 
     def applicable(self) -> list[AttentionCall]:
-        """Return the calls that the relation applies to."""
-        return [call for call in self.calls() if self.bound.applies(call) is None]
+        """Return the calls that the relation applies to, as it judges them."""
+        return [subject_of(self.bound, call) for call in self.calls() if self.bound.applies(call) is None]
 
     def test_it_says_what_it_is(self) -> None:
         assert self.bound.id

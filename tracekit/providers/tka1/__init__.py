@@ -1,16 +1,19 @@
 """TKA-1, the portable attention kernel: one definition (docs/tka1.md), several forms, the same bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.env import settings
+from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_form
-from tracekit.providers.tka1.inputs import LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
+from tracekit.providers.tka1.static import StaticLaunch
 
 __all__ = [
+    "DTYPES",
     "LEAF",
     "SPEC",
     "FamilyInput",
@@ -27,6 +30,7 @@ __all__ = [
     "merge",
     "partials",
     "serving",
+    "static",
 ]
 
 SPEC = "tka1"
@@ -103,6 +107,17 @@ def partials(
     """
     some = inputs if run is None else within(inputs, run)
     return _pick(form, isa)[2](some, settings().threads if threads is None else threads)
+
+
+def static(launches: Sequence[Inputs], threads: int | None, pool: HostPool) -> StaticLaunch:
+    """Return one launch of the best build over buffers with room for several launches (graphs/base.py).
+
+    Raises:
+        Unavailable: `K-NO-LIBRARY`, no build runs here.
+        Unsupported: `P-GRAPH`, they differ in what is passed by value.
+    """
+    library = native.load(_pick("native", None)[0].isa or native.BASELINE)
+    return StaticLaunch(library, launches, settings().threads if threads is None else threads, pool)
 
 
 _Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]

@@ -15,7 +15,9 @@ Place = Callable[[npt.NDArray[Any]], int]
 """Says at which address an array lies for whoever runs the launch, and keeps it there until that is over."""
 
 
-class _Family(ctypes.Structure):
+class Family(ctypes.Structure):
+    """`tk_family` of kernels/tk_args.h."""
+
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("requests", "ids", "offsets", "lo", "hi"))
 
 
@@ -24,7 +26,7 @@ class Args(ctypes.Structure):
 
     _fields_ = (
         *((n, ctypes.c_void_p) for n in ("q", "request", "sink", "out", "lse", "lse_sink", "acc", "l", "m")),
-        ("family", _Family * 2),
+        ("family", Family * 2),
         *((n, ctypes.c_int32) for n in ("families", "rows", "heads", "kv_heads", "dim", "value_dim", "type")),
         ("scale", ctypes.c_uint32),
     )
@@ -33,12 +35,12 @@ class Args(ctypes.Structure):
 def arguments(inputs: Inputs, place: Place, results: Mapping[str, npt.NDArray[Any]]) -> Args:
     """Return the arguments of a launch; `results` are its outputs, by the names of `Args`."""
     rows, heads, dim = inputs.q.shape
-    families = [_family(f, place) for f in inputs.families] + [_Family()] * (2 - len(inputs.families))
+    families = [_family(f, place) for f in inputs.families] + [Family()] * (2 - len(inputs.families))
     return Args(
         q=place(inputs.q),
         request=place(inputs.request),
         sink=None if inputs.sink is None else place(inputs.sink),
-        family=(_Family * 2)(*families),
+        family=(Family * 2)(*families),
         families=len(inputs.families),
         rows=rows,
         heads=heads,
@@ -51,7 +53,7 @@ def arguments(inputs: Inputs, place: Place, results: Mapping[str, npt.NDArray[An
     )
 
 
-def _family(family: FamilyInput, place: Place) -> _Family:
+def _family(family: FamilyInput, place: Place) -> Family:
     table = [
         (place(k), place(v), first)
         for k, v, first in zip(family.keys, family.values, family.first, strict=True)
@@ -61,8 +63,8 @@ def _family(family: FamilyInput, place: Place) -> _Family:
     if isinstance(selection, Lists):
         # An empty list still needs an address: null means ranges.
         ids = selection.ids if selection.ids.size else np.zeros(1, np.int64)
-        return _Family(requests=requests, ids=place(ids), offsets=place(selection.offsets))
-    return _Family(requests=requests, lo=place(selection.lo), hi=place(selection.hi))
+        return Family(requests=requests, ids=place(ids), offsets=place(selection.offsets))
+    return Family(requests=requests, lo=place(selection.lo), hi=place(selection.hi))
 
 
 # ---- on a device: blocks, and the partials between its two kernels

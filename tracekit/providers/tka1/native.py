@@ -17,6 +17,7 @@ import numpy.typing as npt
 import tracekit
 from tracekit.errors import ProviderFailed, Unavailable
 from tracekit.model.bits import DType
+from tracekit.providers.graphs.host import launch
 from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
@@ -122,9 +123,17 @@ class Library:
             return keep[-1].ctypes.data
 
         args = arguments(inputs, place, results)
-        if entry(ctypes.byref(args), max(1, threads)):
+        self.check(launch(entry, args, max(1, threads), memory=tuple(keep)))
+
+    def check(self, failed: int) -> None:
+        """Refuse what a kernel returned where it is not 0.
+
+        Raises:
+            ProviderFailed: `K-MEMORY`.
+        """
+        if failed:
             raise ProviderFailed(
-                f"{self.path.name} ran out of memory for a launch of {len(inputs.q)} rows; cut the launch.",
+                f"{self.path.name} ran out of memory for a launch; cut the launch.",
                 rule="K-MEMORY",
                 library=str(self.path),
             )
