@@ -4,20 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engines_vllm.histories import (
-    change,
-    changed_rows,
-    events,
-    insert,
-    launches_of,
-    other_weights,
-    passes,
-    recorded_program,
-    without,
-)
-from tests.engines_vllm.tiny_engine import CRAMPED, PAGE, engine, generate, on_tka1
+from tests.engines_vllm.histories import events, legal, other_weights, passes, recorded_program
+from tests.engines_vllm.tiny_engine import PAGE, generate
 from tracekit.gate.recorded import Legality, judge
-from tracekit.gate.trace_launch import Launch
 from tracekit.model.events import (
     Adopt,
     Evict,
@@ -25,27 +14,10 @@ from tracekit.model.events import (
     Fork,
     GateMode,
     NewWeights,
-    Pages,
     Preempt,
     ResetCache,
-    Sleep,
 )
 from tracekit.model.history import Pass
-
-
-@pytest.fixture(scope="module")
-def shared(qwen3):
-    """Few pages, and prefixes are shared: a request that was preempted finds some of its own rows again."""
-    return engine("tiny-qwen3", **CRAMPED | {"enable_prefix_caching": True})
-
-
-def legal(got):
-    judgement = judge(got.recording, got.calls)
-    assert judgement.status is Legality.LEGAL, judgement
-    assert (judgement.calls, judgement.assumed) == (len(got.calls), 0)
-    assert judgement.entries == len(got.recording.history)
-    return got.recording.history
-
 
 # histories that are legal
 
@@ -92,18 +64,20 @@ def test_a_preempted_request_computes_its_rows_again_in_a_new_generation(qwen3_c
     assert {row.cache_version for row in mine} == {1}
 
 
-def test_a_preempted_request_finds_its_own_prefix_again(shared, run, prompt):
-    history = legal(run(shared, [prompt(90, 1), prompt(60, 2), prompt(90, 1)[:70] + [3, 4]], 60))
+def test_a_preempted_request_finds_its_own_prefix_again(qwen3_shared, run, prompt):
+    history = legal(run(qwen3_shared, [prompt(90, 1), prompt(60, 2), [*prompt(90, 1)[:70], 3, 4]], 60))
     preempted = {event.request for event in events(history, Preempt)}
-    assert any(adopt.request in preempted and adopt.source == adopt.request for adopt in events(history, Adopt))
+    assert any(
+        adopt.request in preempted and adopt.source == adopt.request for adopt in events(history, Adopt)
+    )
 
 
-def test_a_request_whose_pages_are_handed_out_again_is_evicted(shared, prompt):
+def test_a_request_whose_pages_are_handed_out_again_is_evicted(qwen3_shared, prompt):
     def program(llm):
         for seed in range(3):
             generate(llm, [prompt(150, seed)], 2)
 
-    history = legal(recorded_program(shared, program))
+    history = legal(recorded_program(qwen3_shared, program))
     first = passes(history)[0].rows[0].request
     assert Evict(first) in history
     assert history.index(Evict(first)) > history.index(Finish(first))

@@ -108,7 +108,9 @@ def event_entries(core: Any, runner: Any, session: Session, requests: Requests) 
     worker = executor.driver_worker.worker
     weights = [(runner, "reload_weights"), *((worker, name) for name in UPDATES)]
     entries = [
-        _after(owner, name, lambda _: session.new_weights()) for owner, name in weights if hasattr(owner, name)
+        _after(owner, name, lambda _: session.new_weights())
+        for owner, name in weights
+        if hasattr(owner, name)
     ]
     on_cpu = str(getattr(runner.device, "type", runner.device)) == "cpu"
     entries.append(_before(executor, "collective_rpc", lambda method: _follow(session, method, on_cpu)))

@@ -114,7 +114,9 @@ class Requests:
             handles.append(handle)
             start += count
         spans = {
-            self._handles[name]: self._compute(name, runner.requests[name].block_ids, firsts[name], int(count))
+            self._handles[name]: self._compute(
+                name, runner.requests[name].block_ids, firsts[name], int(count)
+            )
             for name, count in scheduled.num_scheduled_tokens.items()
         }
         # One word a step: rows that were computed before make it a recompute, prompt rows a prefill.
