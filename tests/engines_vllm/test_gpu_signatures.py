@@ -180,3 +180,29 @@ def test_a_window_that_means_something_else_is_not_recorded(tmp_path):
     with tracekit.open(out) as trace:
         assert {call.layer for call in trace} == {1}
         assert not any(line.complete for line in trace.recording.ledger)
+
+
+def test_the_provider_calls_unified_attention_as_the_installed_source_has_it():
+    from tracekit.providers.vllm_triton import ARGUMENTS, TARGET
+
+    module, name = TARGET.split(":")
+    function = next(n for n in source(module).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    given = [argument.arg for argument in function.args.args]
+    assert set(ARGUMENTS) <= set(given)
+    without_default = given[: len(given) - len(function.args.defaults)]
+    assert set(without_default) <= set(ARGUMENTS)
+
+
+def test_the_provider_runs_vllms_kernel_in_the_interpreter():
+    """Pages, GQA, decode, window, sinks: O lies in the envelope. No GPU ran it."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.engines_vllm.triton_provider"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["kernel"] == "vllm.triton_unified_2d"
+    assert all(elements and inside for elements, inside in said["found"])

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.portability import ptx
+from tracekit.providers.graphs.host import launch
 from tracekit.providers.tka1 import Inputs, Outputs, Partials
-from tracekit.providers.tka1.abi import THREADS, Blocks, GpuArgs, blocks, gpu_arguments
+from tracekit.providers.tka1.abi import THREADS, GpuArgs, answer, blocks, gpu_arguments, workspace
 from tracekit.providers.tka1.inputs import DTYPES
 
 HERE = Path(__file__).parent
@@ -35,7 +36,8 @@ class HostBody:
     """The body as loops over threads; `order` is that of the threads between two barriers."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
-        self._handle = handle
+        self.handle = handle
+        handle.tk_block_run.restype = None
 
     def run(self, inputs: Inputs, order: int = 0) -> tuple[Outputs, Partials]:
         """Compute a launch: order 0 is forward, 1 reversed, 2 and more are shuffled with that seed."""
@@ -46,9 +48,9 @@ class HostBody:
             keep.append(array)
             return array.ctypes.data
 
-        args, room = gpu_arguments(inputs, blocks(inputs), place, results)
-        keep.extend(room)
-        self._handle.tk_block_run(ctypes.byref(args), order)
+        cut = blocks(inputs)
+        args = gpu_arguments(inputs, cut, place, results, workspace(inputs, cut))
+        self.handle.tk_block_run(ctypes.byref(args), order)
         return out, part
 
 
@@ -84,43 +86,41 @@ class PtxBody:
         del order
         out, part, results = answer(inputs)
         cut, memory = blocks(inputs), ptx.Memory()
-        args, room = gpu_arguments(inputs, cut, memory.place, results)
+        args = gpu_arguments(inputs, cut, memory.place, results, workspace(inputs, cut))
         memory.load()
         text = self.texts[DTYPES.index(inputs.dtype)]
-        for name, grid in grids(cut):
+        for name, grid in cut.kernels:
             self.counts.update(ptx.launch(ptx.parse(text, name), grid, THREADS, bytes(args), memory))
         memory.store()
-        del room
         return out, part
 
 
-def grids(cut: Blocks) -> list[tuple[str, tuple[int, int, int]]]:
-    """The two kernels of a launch and their grids, in order."""
-    return [(cut.kernel, cut.run_grid), ("tk_merge", cut.merge_grid)]
+class HostLauncher:
+    """Stands in for loaded code: both kernels as loops on the host, once the second is launched."""
+
+    def __init__(self, body: HostBody, order: int = 0) -> None:
+        self.body, self.order = body, order
+
+    def launch(self, kernel: str, grid: object, threads: int, block: ctypes.Structure, stream: int) -> None:
+        """Run them; see `tka1_device.Launcher`."""
+        if kernel == "tk_merge":
+            launch(self.body.handle.tk_block_run, block, self.order)
 
 
-def answer(inputs: Inputs) -> tuple[Outputs, Partials, dict[str, npt.NDArray[Any]]]:
-    """Return empty outputs and partials of a launch, and the same arrays by the names of its arguments."""
-    rows, heads, _ = inputs.q.shape
-    out = Outputs(
-        np.zeros((rows, heads, inputs.value_dim), inputs.dtype.container),
-        np.zeros((rows, heads), np.uint32),
-        np.zeros((rows, heads), np.uint32),
-    )
-    part = Partials(
-        np.zeros((rows, heads, inputs.value_dim), np.uint32),
-        np.zeros((rows, heads), np.uint32),
-        np.zeros((rows, heads), np.int32),
-    )
-    results = {
-        "out": out.out,
-        "lse": out.lse,
-        "lse_sink": out.lse_with_sink,
-        "acc": part.acc,
-        "l": part.l,
-        "m": part.m,
-    }
-    return out, part, results
+class PtxLauncher:
+    """Stands in for loaded code: each kernel as PTX, interpreted over its grid in the memory of `arena`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.arena: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, block: ctypes.Structure, stream: int
+    ) -> None:
+        """Interpret one; see `tka1_device.Launcher`."""
+        memory = ptx.Memory(self.arena.ctypes.data)
+        memory.bytes = self.arena
+        ptx.launch(ptx.parse(self.text, kernel), grid, threads, bytes(block), memory)
 
 
 def halves(both: Callable[[Inputs], tuple[Outputs, Partials]]) -> tuple[Any, Any]:
@@ -128,4 +128,14 @@ def halves(both: Callable[[Inputs], tuple[Outputs, Partials]]) -> tuple[Any, Any
     return (lambda inputs, _: both(inputs)[0]), (lambda inputs, _: both(inputs)[1])
 
 
-__all__ = ["GpuArgs", "HostBody", "PtxBody", "compile_ptx", "grids", "halves", "host_body", "nvcc"]
+__all__ = [
+    "GpuArgs",
+    "HostBody",
+    "HostLauncher",
+    "PtxBody",
+    "PtxLauncher",
+    "compile_ptx",
+    "halves",
+    "host_body",
+    "nvcc",
+]

@@ -37,7 +37,8 @@ _BASE = 1 << 40
 class Memory:
     """Global memory: arrays at addresses, read back when the kernels are done."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: int = _BASE) -> None:
+        self.base = base
         self._arrays: list[tuple[int, Array]] = []
         self._size = 0
         self.bytes: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -47,7 +48,7 @@ class Memory:
         for address, known in self._arrays:
             if known is array:
                 return address
-        address = _BASE + self._size
+        address = self.base + self._size
         self._arrays.append((address, array))
         self._size += (array.nbytes + 127) // 64 * 64  # a gap after each array
         return address
@@ -56,13 +57,13 @@ class Memory:
         """Copy the arrays in; gaps hold a pattern that no kernel may depend on."""
         self.bytes = np.full(self._size, 0xCD, np.uint8)
         for address, array in self._arrays:
-            start = address - _BASE
+            start = address - self.base
             self.bytes[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
 
     def store(self) -> None:
         """Copy the arrays out again."""
         for address, array in self._arrays:
-            start = address - _BASE
+            start = address - self.base
             if array.flags.writeable:
                 array[...] = self.bytes[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
 
@@ -336,9 +337,11 @@ class _Grid:
             return self.shared, (self.block[on][:, None], cells)
         if space == "local":
             return self.local, (on[:, None], cells)
-        if cells.size and (cells.min() < _BASE or cells.max() >= _BASE + self.memory.bytes.size):
+        if cells.size and (
+            cells.min() < self.memory.base or cells.max() >= self.memory.base + self.memory.bytes.size
+        ):
             raise IndexError(f"{self.kernel.name}: an access outside of global memory")
-        return self.memory.bytes, (cells - _BASE,)
+        return self.memory.bytes, (cells - self.memory.base,)
 
 
 def launch(

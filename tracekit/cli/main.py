@@ -25,6 +25,7 @@ VERBS = {
     "diff": "compare two traces in logical coordinates",
     "inspect": "show what a trace holds",
     "verify": "check every rule and digest of a trace",
+    "providers": "list the kernels that can be run again, and what they promise",
     "doctor": "show what works on this machine and what is missing",
     "demo": "record a real model, replay it, show the report",
 }

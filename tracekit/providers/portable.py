@@ -107,6 +107,9 @@ class Tka1:
     def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+        return self._attend(call, threads, fill)
+
+    def _attend(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
         answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
         return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
 

@@ -13,8 +13,18 @@ BUILTIN: Mapping[str, str] = {
     "trace": "tracekit.providers.recorded_answer:RecordedAnswer",
     "tka1": "tracekit.providers.portable:Tka1",
     "tka1-numpy": "tracekit.providers.portable:Tka1Numpy",
+    "tka1-cuda": "tracekit.providers.tka1_gpu:Tka1Cuda",
+    "tka1-hip": "tracekit.providers.tka1_gpu:Tka1Hip",
     "oracle": "tracekit.providers.oracle:Oracle",
     "torch-flash-cpu": "tracekit.providers.torch_flash_cpu:TorchFlashCpu",
+    "torch-flash-cuda": "tracekit.providers.torch_cuda:TorchFlash",
+    "torch-efficient-cuda": "tracekit.providers.torch_cuda:TorchEfficient",
+    "torch-cudnn": "tracekit.providers.torch_cuda:TorchCudnn",
+    "vllm-triton": "tracekit.providers.vllm_triton:VllmTriton",
+    "flash-attn": "tracekit.providers.flash_attn:FlashAttn",
+    "flashinfer": "tracekit.providers.flashinfer:FlashInfer",
+    "flash-mla": "tracekit.providers.flash_mla:FlashMla",
+    "aiter": "tracekit.providers.aiter:Aiter",
     "megatron": "tracekit.providers.megatron:Megatron",
     "transformers": "tracekit.providers.transformers:Transformers",
     "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
@@ -24,6 +34,22 @@ BUILTIN: Mapping[str, str] = {
 """Provider id -> `module:factory`; the module is imported only when the provider is made."""
 
 GROUP = "tracekit.providers"
+
+_BY_SIGNATURE = "by signature, untested on hardware"
+
+UNTESTED: Mapping[str, str] = {
+    "tka1-cuda": "untested on hardware",
+    "tka1-hip": "untested on hardware",
+    "torch-flash-cuda": _BY_SIGNATURE,
+    "torch-efficient-cuda": _BY_SIGNATURE,
+    "torch-cudnn": _BY_SIGNATURE,
+    "vllm-triton": _BY_SIGNATURE,
+    "flash-attn": _BY_SIGNATURE,
+    "flashinfer": _BY_SIGNATURE,
+    "flash-mla": _BY_SIGNATURE,
+    "aiter": _BY_SIGNATURE,
+}
+"""Providers that no kept evidence of a device names (traces/evidence), and what is said of them."""
 
 KERNELS: Mapping[str, str] = {
     "tka1": "tka1",
@@ -102,6 +128,11 @@ def check(spec: str) -> str:
         provider=spec,
         valid=sorted(known),
     )
+
+
+def label(spec: str) -> str:
+    """Return what must be said beside every verdict on a provider, or an empty text."""
+    return UNTESTED.get(spec, "")
 
 
 def is_own(spec: str) -> bool:

@@ -7,17 +7,11 @@ names. So rows in another order, or alone, run the same code.
 """
 
 import platform
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tracekit.errors import Unavailable, Unsupported
-from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, Ranges
+from tracekit.model import AttentionCall, DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
 from tracekit.verdict import ClaimId
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TorchFlashCpu:
@@ -82,50 +76,11 @@ class TorchFlashCpu:
     def _run(self, call: AttentionCall) -> Tensors:
         if reason := self.refuses(call):
             raise Unsupported(f"torch-flash-cpu cannot run this call: {reason}.", rule="P-REFUSED")
-        torch = self._torch
-        (family, part), *_ = call.selection.families.items()
-        assert isinstance(part, Ranges)
-        held = [call.kv[key][family] for key in call.rows.requests]
-        where = [np.flatnonzero(call.rows.request == index) for index in range(len(held))]
-        queries, keys = max(rows.size for rows in where), max(rows.count for rows in held)
-        q = np.zeros((len(held), call.num_heads, queries, call.head_dim), call.q.data.dtype)
-        k = np.zeros((len(held), call.num_kv_heads, keys, call.head_dim), q.dtype)
-        v = np.zeros_like(k)
-        hidden = np.zeros((len(held), queries, keys), np.bool_)  # padded queries see all: no NaN
-        for index, (rows, kv) in enumerate(zip(where, held, strict=True)):
-            q[index, :, : rows.size] = call.q.data[rows].transpose(1, 0, 2)
-            k[index, :, : kv.count] = kv.keys.data.transpose(1, 0, 2)
-            v[index, :, : kv.count] = kv.value_bits.data.transpose(1, 0, 2)
-            ids = kv.first + np.arange(keys)
-            hidden[index, : rows.size] = (ids < part.lo[rows, None]) | (ids >= part.hi[rows, None])
-        dtype = _torch_dtype(torch, call.dtype)
-        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-        repeat = call.num_heads // call.num_kv_heads
-        with torch.no_grad():
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                torch.from_numpy(q).view(dtype),
-                torch.from_numpy(k).view(dtype).repeat_interleave(repeat, 1),
-                torch.from_numpy(v).view(dtype).repeat_interleave(repeat, 1),
-                0.0,
-                False,
-                attn_mask=mask[:, None],
-                scale=call.conventions.scale,
+        from tracekit.providers.torch_batch import from_batch, padded_batch
+
+        batch = padded_batch(call)
+        with self._torch.no_grad():
+            out, lse = self._torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                batch.q, batch.k, batch.v, 0.0, False, attn_mask=batch.mask, scale=call.conventions.scale
             )
-        rows = np.concatenate(where)
-        container = call.dtype.container
-        answer = np.zeros((call.num_rows, call.num_heads, call.value_dim), container)
-        norm = np.zeros((call.num_rows, call.num_heads), np.uint32)
-        # [B, H, S, D] and [B, H, S], whatever their strides
-        bits = out.contiguous().view(_container(torch, call.dtype)).numpy().view(container)
-        lse_bits = lse.contiguous().view(torch.int32).numpy().view(np.uint32)
-        answer[rows] = np.concatenate([bits[i, :, : r.size].transpose(1, 0, 2) for i, r in enumerate(where)])
-        norm[rows] = np.concatenate([lse_bits[i, :, : r.size].T for i, r in enumerate(where)])
-        return Tensors(Bits(answer, call.dtype), Bits(norm, DType.FLOAT32))
-
-
-def _torch_dtype(torch: Any, dtype: DType) -> "torch.dtype":
-    return getattr(torch, dtype.value)  # type: ignore[no-any-return]
-
-
-def _container(torch: Any, dtype: DType) -> "torch.dtype":
-    return torch.int32 if dtype is DType.FLOAT32 else torch.int16  # type: ignore[no-any-return]
+        return from_batch(call, batch, out, lse)

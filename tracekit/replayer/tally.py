@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from tracekit.compare import Bounded, Comparison
 from tracekit.model import ExecutedIdentity
+from tracekit.providers import registry
 from tracekit.relations.base import Expectation, Relation
 from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import Status, Verdict
@@ -80,6 +81,7 @@ class Tally(Generic[R]):
             incomplete: why the capture is incomplete, or an empty text.
         """
         status, reason = self._judge(incomplete)
+        reason = "; ".join(filter(None, (reason, registry.label(self.provider))))
         bounded = self.relation.expects is Expectation.ENVELOPE and status is not Status.REFUTED
         again = status in (Status.REFUTED, Status.OBSERVED_VARIES)
         return Verdict(
@@ -179,7 +181,9 @@ def described(identity: ExecutedIdentity | None) -> dict[str, str]:
     """Return an identity as text by name."""
     if identity is None:
         return {}
-    parts = {"kernel": identity.kernel, **identity.libraries, "device": identity.device}
+    # One that names nothing but itself is that of a definition, whose bits are those of any device.
+    device = {} if set(identity.libraries) == {identity.kernel} else {"device": identity.device}
+    parts = {"kernel": identity.kernel, **identity.libraries, **device}
     return parts | {name: text for name, text in (("arch", identity.arch), ("isa", identity.isa)) if text}
 
 

@@ -38,13 +38,14 @@ _PLACES: dict[Kind, tuple[str, ...]] = {
 
 
 def sources() -> dict[str, str]:
-    """Return the kernel and its headers by file name, as they are installed with the package.
+    """Return the kernel and its headers by file name: as installed with the package, else those of the clone.
 
     Raises:
         Unavailable: `K-NO-SOURCE` where the installation lacks them.
     """
-    for folder in reversed(list(tracekit.__path__)):
-        place = Path(folder) / "_native" / "src"
+    installed = [Path(folder) / "_native" / "src" for folder in reversed(list(tracekit.__path__))]
+    tree = [Path(folder).parent / "kernels" for folder in tracekit.__path__]  # a clone that is not installed
+    for place in (*installed, *tree):
         if (place / ENTRY).is_file():
             return {name: (place / name).read_text() for name in (ENTRY, *HEADERS)}
     raise Unavailable(

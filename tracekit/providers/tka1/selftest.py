@@ -100,8 +100,18 @@ def digest(run: Run, partials: RunPartials, of: Callable[[], Iterator[Inputs]] =
     return sha.hexdigest()
 
 
-def check(run: Run, partials: RunPartials, name: str) -> None:
+OTHER_FORM = "Set TRACEKIT_ISA to another build (v4, v3, v1), or use the numpy form"
+"""What a user of a CPU can do about wrong bits."""
+
+
+def check(run: Run, partials: RunPartials, name: str, advice: str = OTHER_FORM) -> None:
     """Compare a form of the kernel with the stored hash.
+
+    Args:
+        run: the form.
+        partials: the same, before S10.
+        name: of the form, for the message.
+        advice: what to do about wrong bits.
 
     Raises:
         ProviderFailed: `K-SELFTEST`; nothing that the form computes may be called TKA-1.
@@ -112,8 +122,7 @@ def check(run: Run, partials: RunPartials, name: str) -> None:
             continue
         raise ProviderFailed(
             f"{name} does not give the bits of TKA-1 on this machine (self-test {got[:16]}, wanted "
-            f"{expected[:16]}). Set TRACEKIT_ISA to another build (v4, v3, v1), or use the numpy form; "
-            "please report the processor and the compiler.",
+            f"{expected[:16]}). {advice}; please report the processor and the compiler.",
             rule="K-SELFTEST",
             library=name,
             digest=got,
