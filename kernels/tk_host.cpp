@@ -22,7 +22,14 @@ TK_EXPORT int tka1_best_isa() {
 // Runs a launch whose arguments the caller has checked (tracekit/providers/tka1/inputs.py). 0, or 1 without memory:
 // an exception must not cross the C border.
 TK_EXPORT int tka1_run(const tk_args* args, int threads) try {
-  return !tka1::launch(*args, threads);
+  return !tka1::launch(*args, threads, {}, nullptr);
+} catch (const std::exception&) {
+  return 1;
+}
+
+// The same in a schedule (tk_schedule.h), with an account of what ran.
+TK_EXPORT int tka1_run_as(const tk_args* args, int threads, const tk_schedule* schedule, tk_ran* ran) try {
+  return !tka1::launch(*args, threads, *schedule, ran);
 } catch (const std::exception&) {
   return 1;
 }

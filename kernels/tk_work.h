@@ -8,6 +8,7 @@
 
 #include "tk_clear.h"
 #include "tk_mode.h"
+#include "tk_schedule.h"
 #include "tk_stream.h"
 #include "tk_tile.h"
 
@@ -75,16 +76,17 @@ static bool in_threads(int threads, size_t items, MakeWorker make_worker) {
 
 // ---- tiles
 
-static bool streams(const tk_args& a) {
+static bool streams(const tk_args& a, const tk_schedule& s) {
+  if (a.type != TK_BF16 || a.H / a.Hkv > StreamWorker::kGroup || s.path == TK_TILES) return false;
   bool lists = false;
   for (int f = 0; f < a.families; ++f) lists |= a.family[f].ids != nullptr;
-  return a.type == TK_BF16 && a.H / a.Hkv <= StreamWorker::kGroup && (lists || a.T == 1);
+  return lists || a.T == 1 || s.path == TK_STREAMS;
 }
 
 // Rows with ranges share their keys; a row with a list stands alone.
-static std::vector<Tile> cut(const tk_args& a, int threads) {
+static std::vector<Tile> cut(const tk_args& a, int threads, const tk_schedule& s) {
   std::vector<Tile> tiles;
-  if (streams(a)) {
+  if (streams(a, s)) {
     for (int t = 0; t < a.T; ++t) tiles.push_back({t, 1, 0, a.H});
     return tiles;
   }
@@ -95,6 +97,8 @@ static std::vector<Tile> cut(const tk_args& a, int threads) {
   int rows = lists ? 1 : TileWorker::kLines / heads;
   const auto pieces = [&] { return (int64_t)(a.T + rows - 1) / rows * a.Hkv * ((group + heads - 1) / heads); };
   while (pieces() < threads && rows > 1 && rows * heads > 2 * kLanes) rows = (rows + 1) / 2;
+  if (s.rows) rows = std::min(rows, (int)s.rows);
+  if (s.heads) heads = std::min(heads, (int)s.heads);
   for (int t = 0, next; t < a.T; t = next) {
     for (next = t + 1; next < a.T && next < t + rows && a.request[next] == a.request[t];) ++next;
     for (int g = 0; g < a.Hkv; ++g)
@@ -105,8 +109,8 @@ static std::vector<Tile> cut(const tk_args& a, int threads) {
   return tiles;
 }
 
-// Aligned runs of leaves that together hold every key, a few for each thread.
-static std::vector<Run> cut_leaves(const tk_args& a, int threads) {
+// Aligned runs of leaves that together hold every key: of so many leaves, or, with 0, a few runs for each thread.
+static std::vector<Run> cut_leaves(const tk_args& a, int threads, int leaves) {
   std::vector<Run> runs;
   for (int f = 0; f < a.families; ++f) {
     const tk_family& family = a.family[f];
@@ -120,7 +124,7 @@ static std::vector<Run> cut_leaves(const tk_args& a, int threads) {
     if (low >= high) continue;
     const int64_t first = low / TK_LEAF, last = (high - 1) / TK_LEAF;
     int level = 0;
-    while ((last >> level) - (first >> level) >= 4 * threads) ++level;
+    while (leaves ? 1 << level < leaves : (last >> level) - (first >> level) >= 4 * threads) ++level;
     for (int64_t i = first >> level; i <= last >> level; ++i) runs.push_back({f, (int32_t)(i << level), level});
   }
   return runs;
@@ -128,9 +132,12 @@ static std::vector<Run> cut_leaves(const tk_args& a, int threads) {
 
 template <class Worker>
 static bool compute(const tk_args& a, const std::vector<Tile>& tiles, const std::vector<Run>& runs,
-                    const std::vector<Partials>& parts, int threads) {
-  return in_threads(threads, tiles.size() * runs.size(), [&] {
-    return [&, worker = Worker(a)](size_t n) mutable {
+                    const std::vector<Partials>& parts, int threads, int32_t order, Account& account) {
+  const size_t items = tiles.size() * runs.size();
+  return in_threads(threads, items, [&] {
+    account.worker();
+    return [&, worker = Worker(a)](size_t ticket) mutable {
+      const size_t n = in_order(order, ticket, items);
       const Tile& tile = tiles[n / runs.size()];
       const size_t r = n % runs.size();
       worker.run(tile, runs[r]);
@@ -144,13 +151,15 @@ static bool compute(const tk_args& a, const std::vector<Tile>& tiles, const std:
         else
           store_partial(a, parts[r], at, acc, nodes.l(0)[i], nodes.m(0)[i]);
       }
+      account.item(ticket, n, tile);
     };
   });
 }
 static bool compute(const tk_args& a, const std::vector<Tile>& tiles, const std::vector<Run>& runs,
-                    const std::vector<Partials>& parts, int threads) {
-  return streams(a) ? compute<StreamWorker>(a, tiles, runs, parts, threads)
-                    : compute<TileWorker>(a, tiles, runs, parts, threads);
+                    const std::vector<Partials>& parts, int threads, const tk_schedule& s, Account& account) {
+  account.start(streams(a, s) ? TK_STREAMS : TK_TILES, runs.size());
+  return streams(a, s) ? compute<StreamWorker>(a, tiles, runs, parts, threads, s.order, account)
+                       : compute<TileWorker>(a, tiles, runs, parts, threads, s.order, account);
 }
 
 // ---- the merge of partials of disjoint runs, in ascending key (S14): the same stack as inside a tile
@@ -215,12 +224,14 @@ static bool launch_clear(const tk_args& a) {
   });
 }
 
-// By the fast forms.
-static bool launch(const tk_args& a, int threads) {
-  const std::vector<Tile> tiles = cut(a, threads);
+// By the fast forms, in a schedule; what ran goes to `ran`, unless that is null.
+static bool launch(const tk_args& a, int threads, const tk_schedule& s, tk_ran* ran) {
+  Account account(ran);
+  const std::vector<Tile> tiles = cut(a, threads, s);
   std::vector<Run> runs;
-  if (threads > 1 && tiles.size() < (size_t)threads * (streams(a) ? 4 : 1)) runs = cut_leaves(a, threads);
-  if (runs.size() < 2) return compute(a, tiles, {Run()}, {}, threads);
+  const bool few = threads > 1 && tiles.size() < (size_t)threads * (streams(a, s) ? 4 : 1);
+  if (few || s.leaves) runs = cut_leaves(a, threads, s.leaves);
+  if (runs.size() < 2) return compute(a, tiles, {Run()}, {}, threads, s, account);
 
   const size_t rows = (size_t)a.T * a.H;
   std::vector<uint32_t> acc(runs.size() * rows * a.DV), l(runs.size() * rows);
@@ -228,7 +239,7 @@ static bool launch(const tk_args& a, int threads) {
   std::vector<Partials> parts;
   for (size_t r = 0; r < runs.size(); ++r)
     parts.push_back({&acc[r * rows * a.DV], &l[r * rows], &m[r * rows]});
-  return compute(a, tiles, runs, parts, threads) && merge(a, runs, parts, threads);
+  return compute(a, tiles, runs, parts, threads, s, account) && merge(a, runs, parts, threads);
 }
 
 }  // namespace tka1

@@ -32,6 +32,7 @@ BITWISE = (
     "decode",
     *PLACES,
     "after",
+    "schedule",
     "host-graph",
 )
 
@@ -43,7 +44,8 @@ SPREADS = {
     "chunks": {"solo", "subbatch", "decode"},  # all of them start later than the prefill
     "decode": {"solo", "subbatch", "chunks"},  # the last row of a prefill, alone, is a decode
     "rerun": set(BITWISE),  # every variant is a launch after the first
-    "threads": set(),
+    "threads": {"schedule"},  # which asks for other numbers of threads too
+    "schedule": set(),
     "page-ids": {"page-size", "layout", "padding", "slack"},  # each pages the KV, and none from page 0 on
     "page-size": {"page-ids", "layout", "padding", "slack"},
     "layout": {"page-ids", "slack"},

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from tracekit.engines import transformers as engine
+from tracekit.engines import transformers_waiting
 from tracekit.engines.driver import cache_argument, greedy, run_transformers
 from tracekit.engines.models import load_model
 from tracekit.errors import InvalidCall, NothingSelected, Unavailable, Unsupported, UsageError
@@ -142,6 +144,51 @@ def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
     cache = StaticCache(config=qwen3.config, max_cache_len=32)
     with torch.no_grad(), pytest.raises(Unsupported, match=r"is a StaticLayer.*pass a DynamicCache"):
         recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), **{cache_argument(m): cache}))
+
+
+@pytest.mark.parametrize("tensor", ["keys", "values"])
+def test_a_cache_that_is_written_to_after_its_launch(qwen3, recorded, prompt, tensor):
+    """Launches of few rows are looked at when their forward ends; what they read must still be there then."""
+    cache = DynamicCache(config=qwen3.config)
+
+    def write(*_):
+        if cache.get_seq_length() > 60:
+            getattr(cache.layers[0], tensor)[0, 0, 2, 1] += 1
+
+    def act(model):
+        with torch.no_grad():
+            model(torch.tensor([prompt(60)]), use_cache=True, **{cache_argument(model): cache})
+            model(torch.tensor([[7]]), use_cache=True, **{cache_argument(model): cache})
+
+    hook = qwen3.model.layers[0].register_forward_hook(write)
+    try:
+        with pytest.warns(CaptureIncomplete, match="layer 0: its keys or values were written to between"):
+            got = recorded(qwen3, act)
+    finally:
+        hook.remove()
+    assert {(call.step, call.layer) for call in got.calls} == {(0, 0), (0, 1), (1, 1)}
+    assert got.recording.ledger[1].recorded == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_launches_that_wait_and_those_that_do_not_are_the_same(qwen3, recorded, prompt, monkeypatch, mode):
+    def act(model):
+        with mode():
+            greedy(model, [prompt(5), prompt(9)], 3)
+
+    waited = recorded(qwen3, act)
+    monkeypatch.setattr(transformers_waiting, "FEW", -1)
+    at_once = recorded(qwen3, act)
+
+    assert len(waited.calls) == len(at_once.calls) == 2 * 3
+    for ours, theirs in zip(waited.calls, at_once.calls, strict=True):
+        assert np.array_equal(ours.q.data, theirs.q.data)
+        assert np.array_equal(ours.out.bits.data, theirs.out.bits.data)
+        assert ours.launch.scalars == theirs.launch.scalars
+        for key, families in ours.kv.items():
+            for family, rows in families.items():
+                assert np.array_equal(rows.keys.data, theirs.kv[key][family].keys.data)
+                assert np.array_equal(rows.values.data, theirs.kv[key][family].values.data)
 
 
 def test_mixed_dtypes(qwen3, recorded, prompt, monkeypatch):

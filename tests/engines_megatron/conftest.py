@@ -1,7 +1,10 @@
 """Real Megatron-core on the CPU. Not part of `make test`: `make test-engines` names this folder."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +123,48 @@ def documents(*lengths, seed=0):
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     mask = tiny.causal(len(owner)) | (owner[:, None] != owner[None])
     return Batch(tokens, positions, mask)
+
+
+WHOLE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+"""Every layer is checkpointed by itself."""
+
+
+def backward(batch, model, **options):
+    batch.forward(model)[batch.real].float().pow(2).mean().backward(**options)
+
+
+def train_steps(model, make=plain, lengths=(8, 8)):
+    """Forward and backward of two microbatches, twice, each time with a step of the optimizer behind them."""
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(2):
+        for micro in range(2):
+            backward(make(*lengths, seed=10 * step + 100 * micro), model)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def run_ranks(folder, *options, ranks=2):
+    """Train with `weights.pt` of a folder in processes of one tensor parallel group; return their traces."""
+    port = tiny.free_port()
+    paths = [folder / f"rank{rank}.h5" for rank in range(ranks)]
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-W", "ignore", "-m", "tests.engines_megatron.rank"),
+                *(str(rank), str(ranks), str(port), folder / "weights.pt", path, *options),
+            ],
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, path in enumerate(paths)
+    ]
+    for process in started:
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 0, told
+    return paths
 
 
 def dense(call, request=0):

@@ -1,15 +1,11 @@
 """Two tensor parallel ranks over gloo: each process records its own heads, and they are those of one."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import tracekit
-from tests.engines_megatron.conftest import dense, padded
+from tests.engines_megatron.conftest import dense, padded, run_ranks
 from tracekit.canonical.heads import HeadShards
 from tracekit.cli.main import run
 from tracekit.engines import megatron_tiny as tiny
@@ -23,23 +19,7 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     model = tiny.gpt(softmax_type="learnable")
     torch.save(dict(model.named_parameters()), folder / "weights.pt")
-    port = tiny.free_port()
-    started = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-W", "ignore", "-m", "tests.engines_megatron.rank"),
-                *(str(rank), str(RANKS), str(port), folder / "weights.pt", folder / f"rank{rank}.h5"),
-            ],
-            cwd=Path(__file__).parents[2],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    for process in started:
-        _, told = process.communicate(timeout=120)
-        assert process.returncode == 0, told
-    return model, [folder / f"rank{rank}.h5" for rank in range(RANKS)]
+    return model, run_ranks(folder)
 
 
 def test_each_rank_says_which_part_of_the_job_it_is(ranks):

@@ -112,7 +112,8 @@ class Naive:
         need(event.forward in self.waiting)
         need(self.waiting[event.forward] == (event.kernel, self.weights))
         need(event.model_version == self.weights)
-        del self.waiting[event.forward]
+        if not event.retained:
+            del self.waiting[event.forward]
         self.clock += 1
 
     def span(self, event, span):

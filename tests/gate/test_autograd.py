@@ -172,7 +172,7 @@ def test_a_backward_after_a_weight_update_is_refused(gate):
     gate.tell(NewWeights(1))
     with pytest.raises(GateRefused) as refused:
         out.backward(d_out())
-    assert refused.value.rule == "G-BACKWARD"
+    assert refused.value.rule == "G-BACKWARD-STALE"
 
 
 def test_an_answer_that_is_no_number_has_no_backward(gate):

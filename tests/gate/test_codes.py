@@ -167,17 +167,19 @@ BROKEN = [
     ("G-AHEAD", [paged(0, 8, 1, 2), Finish("a"), paged(0, 4, 2, request="b")], Adopt("c", 5, 0, "a")),
     ("G-BACKWARD", [], Backward(1, "k")),
     ("G-BACKWARD", [TRAINED], Backward(1, "another")),
-    ("G-BACKWARD", [TRAINED, NewWeights(1)], Backward(1, "k", 1)),
     ("G-BACKWARD", [TRAINED, Backward(1, "k")], Backward(1, "k")),
+    ("G-BACKWARD-STALE", [TRAINED, NewWeights(1)], Backward(1, "k", 1)),
+    ("G-BACKWARD-STALE", [TRAINED, NewWeights(1)], Backward(1, "k")),
+    ("G-BACKWARD", [TRAINED, NewWeights(1), NewWeights(2)], Backward(1, "k", 2)),
     ("G-WINDOW-GONE", [run(0, 9, window=4), run(9, 10, EAGER, window=4, oldest=6)], Rollback("a", 8)),
 ]
 
 LIVE = {
     *("G-ROWS-GAP", "G-SHAPE", "G-NON-FINITE", "G-FLAG", "G-RETRY-SLOTS", "G-RETRY-BYTES", "G-BYTES"),
-    *("G-CONCURRENT", "G-TRACE-CALL"),
+    *("G-CONCURRENT", "G-TRACE-CALL", "G-BACKWARD-TWICE"),
     *("G-PLAN-FAMILIES", "G-PLAN-SHARED", "G-PLAN-WINDOW", "G-PLAN-ROWS", "G-PLAN-SINK", "G-PLAN-SCALE"),
 }
-"""Codes around a ledger, in test_gate, test_failures, engines/test_history and engines/test_joint_plan."""
+"""Codes around a ledger: test_gate, test_failures, test_owed; histories and joint plans in tests/engines."""
 
 
 def after(events):
@@ -278,6 +280,12 @@ LEGAL = {
     "C4 rows complete at 3": [
         run(0, 3, reads=(Read(RECENT), Read(C4))),
         run(3, 4, EAGER, reads=(Read(RECENT), Read(C4))),
+    ],
+    "gradients, and again of the graph that was kept": [
+        TRAINED,
+        Backward(1, "k", retained=True),
+        Backward(1, "k", retained=True),
+        Backward(1, "k"),
     ],
     "another turn": [run(0, 4), run(4, 5, EAGER), run(5, 9)],
 }

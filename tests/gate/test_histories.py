@@ -191,10 +191,10 @@ class Histories(RuleBasedStateMachine):
             4 if wrong == "rows" else 6,
         )
 
-    @rule(data=st.data(), kernel=st.sampled_from(["k", "k", "k", "other"]), old=rarely)
-    def differentiates(self, data, kernel, old):
-        waiting = [*self.ledger.pending, 0]
-        self.tell(e.Backward(data.draw(st.sampled_from(waiting)), kernel, self.ledger.model_version - old))
+    @rule(data=st.data(), kernel=st.sampled_from(["k", "k", "k", "other"]), old=rarely, keeps=st.booleans())
+    def differentiates(self, data, kernel, old, keeps):
+        forward = data.draw(st.sampled_from([*self.ledger.pending, 0]))
+        self.tell(e.Backward(forward, kernel, self.ledger.model_version - old, keeps))
 
     # requests
 

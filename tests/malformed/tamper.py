@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,7 +36,7 @@ def good_indexer(path: Path) -> None:
     write_trace(path, recording(), [prefill()], indexer_calls=[indexer_call(), indexer_call(1, start=10)])
 
 
-def good_history(path: Path, entry: tuple[str, ...] = ("preempt", "a")) -> None:
+def good_history(path: Path, entry: tuple[Any, ...] = ("preempt", "a")) -> None:
     """One call, and a history of one preemption, or of an entry that no writer writes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

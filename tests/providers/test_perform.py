@@ -33,8 +33,8 @@ def test_a_mode_is_put_back_behind_a_kernel_that_refuses():
 
 
 def test_numpy_does_not_promise_what_depends_on_a_mode_or_needs_a_kernel():
-    assert {"after", "host-graph"} <= Tka1().advertised()
-    assert not {"after", "host-graph"} & Tka1Numpy().advertised()
+    assert {"after", "host-graph", "schedule"} <= Tka1().advertised()
+    assert not {"after", "host-graph", "schedule"} & Tka1Numpy().advertised()
 
 
 def test_earlier_launches_run_first_and_only_the_last_is_answered():

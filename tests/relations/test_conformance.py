@@ -70,3 +70,7 @@ class TestControl(RelationSuite):
 
 class TestHostGraph(RelationSuite):
     relation = relation("host-graph")
+
+
+class TestSchedule(RelationSuite):
+    relation = relation("schedule")

@@ -7,6 +7,7 @@ import struct
 import threading
 from dataclasses import replace
 
+from tracekit.controls.schedule import CutWhereScheduled
 from tracekit.controls.solo import SmallBatchKernel
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
@@ -99,6 +100,25 @@ class LosesLse(Oracle):
         answer = super().run(launch)
         tensors = tuple(Tensors(t.out, t.lse if len(t.out.data) > 1 else None) for t in answer.tensors)
         return Answer(tensors, answer.executed)
+
+
+class TellsNoSchedule(Tka1):
+    """Runs in schedules, as far as anybody knows."""
+
+    def run(self, launch):
+        return replace(super().run(launch), schedule=None)
+
+
+class IgnoresSchedules(Tka1):
+    """Takes schedules, and runs as always."""
+
+    def run(self, launch):
+        usual = replace(launch, execution=replace(launch.execution, schedule=None, threads=1))
+        return super().run(usual)
+
+
+class ReadsHalf(CutWhereScheduled):
+    """The twin of `schedule`, as a kernel."""
 
 
 class FailsOnBaseline(Faulty):

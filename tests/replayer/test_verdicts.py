@@ -25,7 +25,7 @@ def test_without_names_the_trace_and_tka1_are_judged():
     report = replay([TRACE])
 
     held = ("recorded", "rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode")
-    held += ("page-ids", "page-size", "layout", "padding", "slack", "after", "host-graph")
+    held += ("page-ids", "page-size", "layout", "padding", "slack", "after", "schedule", "host-graph")
     assert statuses(report) == {
         ("trace", "control"): Status.BOUNDED,
         **{("tka1", claim): Status.HELD for claim in held},

@@ -83,4 +83,5 @@ def launch(
         got.append(np.frombuffer(answer[:size], dtype).reshape(shape))
         answer = answer[size:]
     assert answer == b""
-    return Outputs(*got[:3]), Partials(*got[3:])
+    out, lse, lse_with_sink, *part = got
+    return Outputs(out, lse, lse_with_sink), Partials(*part)

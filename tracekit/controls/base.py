@@ -24,7 +24,8 @@ class Correct:
 
     def capabilities(self) -> Capabilities:
         """What the oracle takes, which is more, and how TKA-1 can be launched."""
-        return replace(self._oracle.capabilities(), graphs=self._tka1.capabilities().graphs)
+        how = self._tka1.capabilities()
+        return replace(self._oracle.capabilities(), graphs=how.graphs, schedules=how.schedules)
 
     def advertised(self) -> frozenset[ClaimId]:
         """Promises are made by the kernels themselves."""

@@ -18,6 +18,7 @@ import torch
 from tracekit.engines.megatron_backward import watch
 from tracekit.engines.megatron_call import CoreCall, observe_call
 from tracekit.engines.megatron_dsa import SparseWatch, observe_choice, observe_sparse
+from tracekit.engines.megatron_history import Followed, spans
 from tracekit.engines.megatron_identity import model_identity
 from tracekit.engines.megatron_points import (
     TESTED,
@@ -73,7 +74,8 @@ class Recorder:
         self._cores = core_attentions(model)
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
-        self._recomputed: Forward | None = None
+        self._recomputed: tuple[Forward, int] | None = None
+        self._followed = Followed(session, model, self._end_recompute)
         self._checkpointing = False
         self._ended = False
         self._checked: set[str] = set()
@@ -98,7 +100,7 @@ class Recorder:
             entries.append(Entry("checkpoint", vars(module), "checkpoint", self._wrap_checkpoint))
         if any(core.kind is Kind.SPARSE for core in self._cores):
             entries.extend(self._sparse.entries())
-        return entries
+        return [*entries, *self._followed.entries()]
 
     def hooks(self) -> list[Callable[[], Any]]:
         """Registrations of module hooks; each returns a handle."""
@@ -106,6 +108,7 @@ class Recorder:
         return [
             partial(model.register_forward_pre_hook, self._before_forward, with_kwargs=True),
             partial(model.register_forward_hook, self._after_forward, always_call=True),
+            *self._followed.hooks(),
         ]
 
     def end(self) -> None:
@@ -138,7 +141,7 @@ class Recorder:
                 runs += 1
                 if forward is None or self._ended:
                     return function(*inputs)
-                with self._checkpoint() if runs == 1 else self._recompute(forward):
+                with self._checkpoint() if runs == 1 else self._recompute(forward, runs):
                     return function(*inputs)
 
             return original(within, *args, **kwargs)
@@ -155,23 +158,26 @@ class Recorder:
             self._checkpointing = outer
 
     @contextmanager
-    def _recompute(self, forward: Forward) -> Iterator[None]:
-        """Its second run, in the backward: a step of its own, of the tokens of its forward."""
-        if forward.checkpointed and self._recomputed is not forward:
+    def _recompute(self, forward: Forward, runs: int) -> Iterator[None]:
+        """A later run, in a backward: a step of its own, of the tokens of its forward."""
+        if forward.checkpointed and self._recomputed != (forward, runs):
             self._end_recompute()
-            self._recomputed = forward
+            self._recomputed = forward, runs
             forward.recomputed += 1
-            self._session.begin({}, expected=forward.checkpointed, mode=Mode.RECOMPUTE)
+            self._session.begin({}, expected=forward.checkpointed, mode=Mode.RECOMPUTE, spans=spans(forward))
         outer, self._forward = self._forward, forward
         try:
             yield
+        except BaseException:
+            self._end_recompute(failed=True)
+            raise
         finally:
             self._forward = outer
 
-    def _end_recompute(self) -> None:
+    def _end_recompute(self, *, failed: bool = False) -> None:
         if self._recomputed is not None:
             self._recomputed = None
-            self._session.end()
+            self._session.end(failed=failed)
 
     def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
         self._end_recompute()
@@ -182,15 +188,21 @@ class Recorder:
             forward = read_forward(given)
             tokens = forward.open(self._session.requests.open)
             training = self.model.training and torch.is_grad_enabled()
-            self._session.begin(tokens, expected=expected, mode=Mode.TRAINING if training else None)
+            self._followed.look()
+            self._session.begin(
+                tokens,
+                expected=expected,
+                mode=Mode.TRAINING if training else None,
+                spans=spans(forward),
+            )
             self._forward = forward
         except Exception as error:
             self._session.begin({}, expected=expected)
             self._session.fail(error, "forward", fired=False)
 
-    def _after_forward(self, *_: Any) -> None:
+    def _after_forward(self, _: Any, __: Any, result: Any) -> None:
         self._forward = None
-        self._session.end()
+        self._session.end(failed=result is None)
 
     def _look(self, core: Core, args: Any, kwargs: Any, result: torch.Tensor, lse: Any) -> None:
         """Record a launch that has already run. Nothing that happens here reaches the engine."""
@@ -202,6 +214,7 @@ class Recorder:
                     rule="M-FORWARD",
                 )
             forward.checkpointed += self._checkpointing
+            self._session.history.launched(core.layer, owes=False)
             if not self._session.wants(core.layer):
                 self._session.skip()
                 return
@@ -216,7 +229,7 @@ class Recorder:
             self._check(core, seen)
             self._session.observe(seen)
             if late is not None:
-                self._watch(call, forward, late)
+                self._watch(call, forward, late, seen.provenance.executed.kernel)
         except Exception as error:
             self._session.fail(error, f"layer {core.layer}")
 
@@ -239,8 +252,11 @@ class Recorder:
             check_conventions(seen, "Megatron-core", "M-CONTRADICTED")
             self._checked.add(core.name)
 
-    def _watch(self, call: CoreCall, forward: Forward, late: LateGradients) -> None:
+    def _watch(self, call: CoreCall, forward: Forward, late: LateGradients, kernel: str) -> None:
+        computed = self._followed.computed(call.core.layer, kernel)
         try:
-            watch(call, forward, late, lambda: self._ended)
+            watch(call, forward, late, lambda: self._ended, computed)
         except Unsupported as error:
             late.lost = str(error)
+            return
+        self._session.history.launched(call.core.layer, owes=True)

@@ -31,7 +31,9 @@ _FOREIGN = (
 Ended = Callable[[], bool]
 
 
-def watch(call: CoreCall, forward: Forward, late: LateGradients, ended: Ended) -> None:
+def watch(
+    call: CoreCall, forward: Forward, late: LateGradients, ended: Ended, computed: Callable[[], None]
+) -> None:
     """Fill `late` when the backward of a launch runs.
 
     Args:
@@ -39,6 +41,7 @@ def watch(call: CoreCall, forward: Forward, late: LateGradients, ended: Ended) -
         forward: the forward that it belongs to.
         late: gets the gradients.
         ended: whether the recording has ended; then nothing is kept any more.
+        computed: told each time that the backward has given all that the launch owes.
 
     Raises:
         Unsupported: `M-GRAPH` when the inputs cannot be found behind the output.
@@ -49,7 +52,7 @@ def watch(call: CoreCall, forward: Forward, late: LateGradients, ended: Ended) -
     wanted = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
     uses = _uses(call.out, {name: get_gradient_edge(tensor) for name, tensor in wanted.items()})
     counts = {name: len(found) for name, found in uses.items()}
-    backward = _Backward(call.query.shape[-2], call.out.output_nr, forward, late, ended, counts)
+    backward = _Backward(call.query.shape[-2], call.out.output_nr, forward, late, ended, counts, computed)
     node = call.out.grad_fn
     assert node is not None
     node.register_prehook(backward.begins)
@@ -105,7 +108,9 @@ class _Backward:
     late: LateGradients
     ended: Ended
     uses: dict[str, int]
+    computed: Callable[[], None]
     runs: int = 0
+    owed: int = 0
     foreign: bool = False
     given: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     held: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -115,6 +120,7 @@ class _Backward:
         self.runs += 1
         if self.ended():
             return
+        self.owed = sum(self.uses.values())
         if self.runs > 1:
             self.late.lost = "their backward ran again, and the gradients are those of its first run"
             return
@@ -129,7 +135,12 @@ class _Backward:
 
     def gives(self, name: str, grad: torch.Tensor | None) -> None:
         """A gradient of an input leaves; one that is used at two places of the launch gets two."""
-        if self.ended() or self.runs != 1:
+        if self.ended():
+            return
+        self.owed -= 1
+        if not self.owed:
+            self.computed()
+        if self.runs != 1:
             return
         if grad is None or (self.foreign and name != "query"):
             return

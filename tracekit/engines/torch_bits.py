@@ -1,6 +1,6 @@
 """torch tensors as a recording takes them: borrowed, or some rows copied."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ def borrow(tensor: torch.Tensor, name: str) -> Borrowed:
     return Borrowed(*from_torch(tensor, name))
 
 
-@dataclass(frozen=True, eq=False)
-class Copied:
+class Copied(NamedTuple):
     """A copy of a tensor in host memory, and how its elements lie there."""
 
     memory: Array
@@ -36,19 +35,16 @@ class Copied:
 
 def own(tensor: torch.Tensor, arena: Arena) -> Copied:
     """Return a copy in host memory that nobody else writes to, with the same strides where they are dense."""
-    span = _span(tensor)
-    if tensor.device.type != "cpu" or span > tensor.numel():
+    if not tensor.is_cpu or not (tensor.is_contiguous() or _dense(tensor)):
         tensor = tensor.detach().cpu().contiguous()
-        span = tensor.numel()
-    memory = arena.copy(tensor.data_ptr(), span * tensor.itemsize)
+    memory = arena.copy(tensor.data_ptr(), tensor.nbytes)
     return Copied(memory, tensor.dtype, tensor.shape, tensor.stride())
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last in memory."""
-    if tensor.is_contiguous():
-        return tensor.numel()
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie in memory without gaps, in any order of its axes."""
+    axes = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in axes) == tensor.numel()
 
 
 def torch_kind(dtype: torch.dtype) -> str:

@@ -28,6 +28,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
+from tracekit.engines.transformers_waiting import Waiting, waiting
 from tracekit.engines.transformers_weights import Weights
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
@@ -82,6 +83,7 @@ class Recorder:
         self._sparse = frozenset(self._layers.values())
         self._watches: dict[Any, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
+        self._waiting: list[Waiting] = []
 
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""
@@ -111,6 +113,7 @@ class Recorder:
 
     def before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
         """Begin a step: read which tokens the forward is about."""
+        self._look_at_waiting()
         self._forward, self._refused = None, {}
         self._indexed.clear()
         expected = len(self._modules)
@@ -137,6 +140,7 @@ class Recorder:
 
     def after_forward(self, _: Any, __: Any, result: Any) -> None:
         """End the step."""
+        self._look_at_waiting()
         self._forward = None
         self._session.end(failed=result is None)
 
@@ -185,17 +189,17 @@ class Recorder:
             self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
     def _wrap(self, kernel: Kernel, original: Attention | None) -> Attention:
-        layer_of, session = self._modules.get, self._session
+        layer_of, passes = self._modules.get, self._session.passes
 
         def recorded(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
         ) -> tuple[torch.Tensor, Any]:
             function = own_eager(module) if original is None else original
             layer = layer_of(module)
-            if layer is None or (self._forward is not None and session.passes(layer)):
+            if layer is None or (self._forward is not None and passes(layer)):
                 return function(module, query, key, value, attention_mask, **kwargs)
             result = function(module, query, key, value, attention_mask, **kwargs)
-            self._look(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
+            self._take(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
             return result
 
         return recorded
@@ -208,14 +212,35 @@ class Recorder:
                 return original(module, query, key, value, attention_mask, **kwargs)
             # The same computation; transformers has no place for the LSE, a trace has.
             out, lse = transformers_backend.attend(module, query, key, value, attention_mask, **kwargs)
-            self._look(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
+            self._take(TKA1, KernelCall(module, query, key, value, attention_mask, kwargs, out, lse))
             return out, None
 
         return recorded
 
+    def _take(self, kernel: Kernel, call: KernelCall) -> None:
+        """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
+        try:
+            later = waiting(kernel, call, self._forward)
+        except Exception as error:
+            self._session.fail(error, f"layer {call.module.layer_idx}")
+            return
+        if later is None:
+            self._look(kernel, call)
+        else:
+            self._waiting.append(later)
+
+    def _look_at_waiting(self) -> None:
+        """Record what waited for the end of its forward."""
+        launches, self._waiting = self._waiting, []
+        for later in launches:
+            try:
+                self._look(later.kernel, later.checked())
+            except Unsupported as written:
+                self._session.fail(written, f"layer {later.call.module.layer_idx}")
+
     def _look(self, kernel: Kernel, call: KernelCall) -> None:
-        """Record a call that has already run. Nothing that happens here reaches the engine."""
-        where = f"layer {call.module.layer_idx}"
+        """Record a call now."""
+        layer = call.module.layer_idx
         try:
             if call.module in self._refused:
                 raise self._refused[call.module]
@@ -224,17 +249,17 @@ class Recorder:
                     "its forward could not be read (see above), or it ran outside the model's forward.",
                     rule="T-FORWARD",
                 )
-            if not self._session.wants(call.module.layer_idx):
+            if not self._session.wants(layer):
                 self._session.skip()
                 return
             if not self._forward.placed:
                 raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
             self._session.capture(capture_call(kernel, call, self._forward, self._session.arena))
-            if call.module.layer_idx in self._sparse and call.module.layer_idx not in self._indexed:
+            if layer in self._sparse and layer not in self._indexed:
                 missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
-                self._session.fail(missing, where, fired=False)
+                self._session.fail(missing, f"layer {layer}", fired=False)
         except Exception as error:
-            self._session.fail(error, where)
+            self._session.fail(error, f"layer {layer}")
 
 
 def _names(model: Any, modules: dict[Any, int]) -> dict[str, int]:

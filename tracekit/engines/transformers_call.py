@@ -1,8 +1,7 @@
 """One call of a transformers attention function, in the logical words of the model."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +33,7 @@ from tracekit.recorder.observation import Borrowed, Handle, Launch, Observation,
 _PARTS = {"q": "q", "keys": "k", "values": "v", "out": "out"}
 
 
-@dataclass(frozen=True, eq=False)
-class Owned:
+class Owned(NamedTuple):
     """What is kept of a call: copies of its tensors, and what else its description needs.
 
     Args:
@@ -82,8 +80,7 @@ def capture_call(kernel: Kernel, call: KernelCall, forward: Forward, arena: Aren
         None if sinks is None else _sink(sinks),
     )
     size = call.q.nbytes + call.out.nbytes + (0 if call.lse is None else call.lse.nbytes)
-    kv = {forward.handles[b]: _rows_read(call, shared.slots, b) for b in shared.slots.batch.present}
-    return Launch(layer, kv, size, partial(describe, owned))
+    return Launch(layer, _rows_read(call, shared.slots, forward.handles), size, partial(describe, owned))
 
 
 def describe(owned: Owned) -> Observation:
@@ -121,25 +118,27 @@ def _details(owned: Owned) -> dict[str, str]:
     return details
 
 
-def _rows_read(call: KernelCall, slots: Slots, b: int) -> dict[KVFamily, SeenKV]:
-    """The KV rows of batch place b, family by family; one tensor where keys and values are one."""
+def _rows_read(call: KernelCall, slots: Slots, handles: list[Handle]) -> dict[Handle, dict[KVFamily, SeenKV]]:
+    """The KV rows of each request, family by family; one tensor where keys and values are one."""
     keys = borrow(call.k, "keys")
     values = None if call.v is call.k else borrow(call.v, "values")
-
-    def rows(held: Any, first: int) -> SeenKV:
-        tensors = (
-            None if part is None else Borrowed(part.data[b][:, held], part.dtype) for part in (keys, values)
-        )
-        k, v = tensors
-        assert k is not None
-        return SeenKV(k, v, first)
-
     batch = slots.batch
-    token_slots = batch.key_slots(b)
-    families = {slots.family: rows(token_slots, batch.first_key(b))}
-    if slots.compressed_family is not None:
-        families[slots.compressed_family] = rows(slice(batch.keys, slots.keys), 0)
-    return families
+    read = {}
+    for b in batch.present:
+        families = {slots.family: _part(keys, values, b, batch.key_slots(b), batch.first_key(b))}
+        if slots.compressed_family is not None:
+            families[slots.compressed_family] = _part(keys, values, b, slice(batch.keys, slots.keys), 0)
+        read[handles[b]] = families
+    return read
+
+
+def _part(keys: Borrowed, values: Borrowed | None, b: int, held: Any, first: int) -> SeenKV:
+    """The rows in some key slots of batch place b."""
+    return SeenKV(
+        Borrowed(keys.data[b][:, held], keys.dtype),
+        None if values is None else Borrowed(values.data[b][:, held], values.dtype),
+        first,
+    )
 
 
 def _conventions(owned: Owned, dtype: DType) -> Conventions:

@@ -1,7 +1,7 @@
 """What the calls of one forward have in common: slots, mask and arguments, read once for all like layers."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,8 +54,7 @@ TKA1 = Kernel("tracekit", own_scores=False, own_probabilities=False, portable=Tr
 """TKA-1, served by `transformers_backend`."""
 
 
-@dataclass(frozen=True, eq=False)
-class KernelCall:
+class KernelCall(NamedTuple):
     """The arguments and the answer of one attention function call.
 
     Args:
@@ -128,13 +127,13 @@ def _key(kernel: Kernel, call: KernelCall) -> tuple[object, ...]:
     The sinks are each layer's own; of them only the dtype is read here.
     """
     q, k, v, module = call.q, call.k, call.v, call.module
-    arguments = tuple(
-        (name, value if isinstance(value, _PLAIN) else value.dtype if name == "s_aux" else id(value))
+    arguments = [
+        value if isinstance(value, _PLAIN) else value.dtype if name == "s_aux" else id(value)
         for name, value in call.kwargs.items()
-    )
+    ]
     return (
-        *(kernel.name, type(module), id(call.mask), arguments, q.device, q.requires_grad, q.shape, k.shape),
-        *(v.shape, q.stride(), k.stride(), v.stride(), v.storage_offset(), module.training),
+        *(kernel.name, type(module), id(call.mask), *call.kwargs, *arguments, q.device, q.requires_grad),
+        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), v.storage_offset(), module.training),
         *(getattr(module, "is_causal", True), _rate(module), torch.get_num_threads()),
     )
 
@@ -164,7 +163,7 @@ def _read(kernel: Kernel, call: KernelCall, forward: Forward) -> Common:
 
 def _rate(module: Any) -> int | None:
     """Tokens of one compressed row, None for a module without a compressor."""
-    compressor = getattr(module, "compressor", None)
+    compressor = module._modules.get("compressor")  # asking a module for what it lacks is slow
     return None if compressor is None else int(compressor.compress_rate)
 
 

@@ -51,7 +51,9 @@ def attend(ledger: Ledger, event: Attend) -> Ledger:
         ledger.floors,
         ledger.graphs,
         requests,
-        {**ledger.pending, epoch: Pending(event.kernel, version)} if event.kernel else ledger.pending,
+        {**ledger.pending, epoch: Pending(event.kernel, version, event.layer)}
+        if event.kernel
+        else ledger.pending,
     )
 
 

@@ -10,7 +10,13 @@ from tracekit.model.events import Capture, Fence, NewWeights, Rescale, ResetCach
 
 def _new_weights(ledger: Ledger, event: NewWeights) -> Ledger:
     _rises("weights", ledger.model_version, event.model_version)
-    return ledger._replace(model_version=event.model_version)
+    # A backward under newer weights is refused; those of the weights before them are kept to say so.
+    pending = {
+        epoch: forward
+        for epoch, forward in ledger.pending.items()
+        if forward.model_version == ledger.model_version
+    }
+    return ledger._replace(model_version=event.model_version, pending=pending)
 
 
 def _reset_cache(ledger: Ledger, event: ResetCache) -> Ledger:

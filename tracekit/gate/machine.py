@@ -43,13 +43,18 @@ def _backward(ledger: Ledger, event: Backward) -> Ledger:
     if forward is None:
         text = f"no forward of epoch {event.forward} waits for a backward"
         refuse("G-BACKWARD", text, epoch=event.forward)
-    if (event.kernel, event.model_version) != forward or event.model_version != ledger.model_version:
+    if event.kernel != forward.kernel:
+        text = f"{event.kernel} follows a forward of {forward.kernel}"
+        refuse("G-BACKWARD", text, layer=forward.layer, epoch=event.forward)
+    if not event.model_version == forward.model_version == ledger.model_version:
         text = (
-            f"{event.kernel} under weights {event.model_version} follows a forward of {forward.kernel} under "
-            f"{forward.model_version}, while {ledger.model_version} are in force"
+            f"a forward under weights {forward.model_version} and a backward under {event.model_version}, "
+            f"while {ledger.model_version} are in force"
         )
-        refuse("G-BACKWARD", text, epoch=event.forward)
-    pending = {epoch: other for epoch, other in ledger.pending.items() if epoch != event.forward}
+        refuse("G-BACKWARD-STALE", text, layer=forward.layer, epoch=event.forward)
+    pending = ledger.pending
+    if not event.retained:
+        pending = {epoch: other for epoch, other in pending.items() if epoch != event.forward}
     return ledger._replace(epoch=ledger.epoch + 1, pending=pending)
 
 

@@ -13,13 +13,14 @@ from typing import Any
 from tracekit.errors import GateRefused
 from tracekit.gate.machine import transition
 from tracekit.gate.memory import blocks
+from tracekit.gate.owed import Owed
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
 from tracekit.gate.state import Rows as Kept
 from tracekit.gate.trace_launch import Held, Launch, Scale
 from tracekit.model import AttentionCall, KVFamily, Recording, Tag
 from tracekit.model.events import Attend, Read, Scales, Span
-from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows
 
 
 class Legality(StrEnum):
@@ -99,7 +100,7 @@ def judge(recording: Recording, calls: Iterable[AttentionCall | Launch]) -> Judg
 def _where(entry: Entry | None, number: int) -> dict[str, Any]:
     if entry is None:
         return {}
-    return {"entry": number, "step": entry.step} if isinstance(entry, Pass) else {"entry": number}
+    return {"entry": number, "step": entry.step} if hasattr(entry, "step") else {"entry": number}
 
 
 class Prover:
@@ -125,6 +126,7 @@ class Prover:
         for entry in passes:
             self._planned[entry.step].update({rows.request: rows for rows in entry.rows})
         self._memory = CallMemory(self._of_step, {entry.step for entry in passes if not entry.failed})
+        self._gradients = Owed()
         self._step = -1
         self._launched: Mapping[int, list[Launch]] = {}
         self._computed: set[str] = set()
@@ -135,6 +137,9 @@ class Prover:
         Raises:
             GateRefused: it was not legal.
         """
+        if isinstance(entry, PassBackward):
+            self.ledger = self._gradients.paid(self.ledger, entry, self._pattern)
+            return
         if not isinstance(entry, Pass):
             self.ledger = transition(self.ledger, entry)
             return
@@ -146,12 +151,13 @@ class Prover:
             refuse("G-TRACE-CALL", text, step=entry.step, request=min(twice))
         self._computed |= {rows.request for rows in entry.rows}
         before = self.ledger
-        for layer in sorted(self._pattern):
+        for layer in self._layers(entry):
             calls = self._launched.get(layer, [])
             if calls or not entry.failed:
                 self._launch(entry, layer, calls)
-        if entry.failed:
+        if entry.failed and not entry.layers:  # a pass that names its layers has those, and moves no rows
             self.ledger = before
+            self._gradients.failed(entry.step)
 
     def finish(self) -> None:
         """Every call belongs to a pass.
@@ -174,11 +180,19 @@ class Prover:
         digest = self.ledger.digest
         return Judgement(status, reason, code, place or {}, entries, self.calls, self.assumed, digest)
 
+    def _layers(self, entry: Pass) -> list[int]:
+        """The layers of the trace that a pass is of."""
+        return [layer for layer in sorted(self._pattern) if layer in entry.layers or not entry.layers]
+
     def _begin(self, entry: Pass) -> None:
         """The calls of the step are there, and each row of them is one that the step planned."""
         self._step, self._computed = entry.step, set()
         launched = self._launched = self._of_step.pop(entry.step, {})
-        missing = [layer for layer in self._pattern if layer not in launched]
+        layers = self._layers(entry)
+        missing = [layer for layer in layers if layer not in launched]
+        beyond = [layer for layer in launched if layer not in layers]
+        if beyond:
+            refuse("G-TRACE-CALL", "the pass is not of this layer", step=entry.step, layer=min(beyond))
         whole = not entry.failed and entry.step not in self._cut
         if whole and len(missing) > self._filtered.get(entry.step, 0):
             text = "the layer has no call in this pass, and no filter left it out"
@@ -202,8 +216,12 @@ class Prover:
                     refuse("G-TRACE-CALL", "two calls of the layer read other rows", **place)
         scales = self._memory.generation(layer, calls, self.ledger.scale_generation)
         spans = tuple(self._span(rows, layer, held.get(rows.request), scales) for rows in entry.rows)
-        window = self._pattern[layer].window
-        self.ledger = transition(self.ledger, Attend(layer, spans, entry.model_version, window))
+        like = calls[0] if calls else self._pattern[layer]
+        kernel = like.kernel if layer in entry.owing else ""
+        event = Attend(layer, spans, entry.model_version, like.window, kernel=kernel)
+        self.ledger = transition(self.ledger, event)
+        if kernel:
+            self._gradients.owe(entry.step, layer, self.ledger.epoch)
 
     def _span(
         self, rows: PassRows, layer: int, held: Mapping[KVFamily, Held] | None, scales: int | None

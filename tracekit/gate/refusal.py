@@ -66,6 +66,8 @@ CODES = {
     "G-BYTES": "rows computed again have the bytes of the first time",
     "G-CONCURRENT": "the ledger does not move while a launch runs",
     "G-BACKWARD": "a backward belongs to the forward that it follows, and to the same kernel",
+    "G-BACKWARD-STALE": "gradients are computed under the weights of their forward",
+    "G-BACKWARD-TWICE": "the gradients of a launch are computed once, unless its graph was kept",
     # the joint plan of DeepSeek-V4
     "G-PLAN-FAMILIES": "a joint plan reads the window, or the window and one family of compressed rows",
     "G-PLAN-SHARED": "in a joint plan a key is its own value",

@@ -118,6 +118,7 @@ class Pending(NamedTuple):
 
     kernel: str
     model_version: int
+    layer: int
 
 
 class Ledger(NamedTuple):

@@ -32,6 +32,7 @@ class Launch:
         rows: which rows it computed.
         held: by request and family.
         window: of the layer, in tokens.
+        kernel: that ran.
         scale: of a quantised cache, whose scales are no part of its rows; else None.
     """
 
@@ -40,6 +41,7 @@ class Launch:
     rows: Rows
     held: Mapping[str, Mapping[KVFamily, Held]]
     window: int | None
+    kernel: str = ""
     scale: Scale | None = None
 
     @classmethod
@@ -53,7 +55,8 @@ class Launch:
             }
             for number, key in enumerate(call.rows.requests)
         }
-        return cls(call.step, call.layer, call.rows, held, call.conventions.window, _scale(call.launch))
+        kernel, window = call.provenance.executed.kernel, call.conventions.window
+        return cls(call.step, call.layer, call.rows, held, window, kernel, _scale(call.launch))
 
     @property
     def placed(self) -> bool:

@@ -118,11 +118,13 @@ class Backward:
         forward: the epoch that the launch was committed as.
         kernel: identity of the kernel that computed them.
         model_version: weights in force.
+        retained: whether the graph was kept, so that they may be computed again.
     """
 
     forward: int
     kernel: str
     model_version: int = 0
+    retained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

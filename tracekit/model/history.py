@@ -48,16 +48,41 @@ class Pass:
         rows: request by request.
         model_version: weights that were in force.
         failed: whether the forward raised; then the engine is to drop its rows.
+        layers: the layers that computed them; empty where all did. Activation checkpointing computes those
+            again that were checkpointed.
+        owing: layers whose launches are to have gradients.
     """
 
     step: int
     rows: tuple[PassRows, ...]
     model_version: int = 0
     failed: bool = False
+    layers: tuple[int, ...] = ()
+    owing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassBackward:
+    """The gradients of launches of a pass were computed.
+
+    Args:
+        step: the step of the pass; of its recompute where the launch was made again.
+        layers: in the order in which they had theirs.
+        kernel: the kernel that computed them; its forward is to be the same one.
+        model_version: weights that were in force.
+        retained: whether the graph was kept, so that they may be computed again.
+    """
+
+    step: int
+    layers: tuple[int, ...]
+    kernel: str
+    model_version: int = 0
+    retained: bool = False
 
 
 Entry = (
     Pass
+    | PassBackward
     | Preempt
     | Rollback
     | Fork

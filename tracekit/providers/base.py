@@ -31,6 +31,8 @@ class Capabilities:
         padding: what it can be asked to add to a launch.
         fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
         graphs: where its launches can be captured; it is `Capturable` then (`providers/graphs/base.py`).
+        schedules: names of legal ways to cut and order a launch that it can be asked for; its answers say
+            then in which one they were computed.
     """
 
     dtypes: frozenset[DType]
@@ -48,6 +50,7 @@ class Capabilities:
     padding: frozenset[Padding] = frozenset()
     fills: bool = False
     graphs: frozenset[GraphKind] = frozenset()
+    schedules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,14 @@ class Execution:
         mode: what an earlier library left the processor in; None is as it stands. `perform` sets it.
         graph: capture the launch with the inputs of its first call, and replay it for each of its calls;
             None launches them eagerly. `perform` does it. The calls have equally many rows.
+        schedule: one of the schedules of the provider; None is its own choice.
     """
 
     threads: int = 0
     placement: Placement | None = None
     mode: FloatMode | None = None
     graph: GraphKind | None = None
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +106,18 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answers to the calls of a launch, and what really ran."""
+    """The answers to the calls of a launch, and what really ran.
+
+    Args:
+        tensors: the answers.
+        executed: the kernel.
+        schedule: how the work was cut and ordered, read back from the kernel; None where it gives no
+            account, or did not do what it was asked to.
+    """
 
     tensors: tuple[Tensors, ...]
     executed: ExecutedIdentity
+    schedule: str | None = None
 
 
 @runtime_checkable

@@ -4,7 +4,6 @@ Its bits depend on the definition alone, so its identity names no library, proce
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 from tracekit.errors import Unsupported
@@ -43,15 +42,16 @@ class Tka1:
             padding=frozenset(Padding),
             fills=True,
             graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
+            schedules=() if self._numpy else tuple(tka1.SCHEDULES),
         )
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes.
 
         Where no build serves, `after` is left out: numpy computes in the mode that it finds (S1). So is
-        `host-graph`: it calls no kernel that could be captured.
+        `host-graph`, as it calls no kernel that could be captured, and `schedule`, as it has one only.
         """
-        return frozenset(() if self._numpy else ("after", "host-graph")) | frozenset(
+        return frozenset(() if self._numpy else ("after", "host-graph", "schedule")) | frozenset(
             {
                 "recorded",
                 "rerun",
@@ -89,9 +89,19 @@ class Tka1:
         Raises:
             Unsupported: a call is refused.
         """
-        threads, placement = launch.execution.threads, launch.execution.placement
-        run = partial(self._run, threads=threads, fill=None if placement is None else placement.fill)
-        return Answer(tuple(run_placed(run, call, placement) for call in launch.calls), self.identity())
+        execution = launch.execution
+        ran: list[str | None] = []
+
+        def run(call: AttentionCall) -> Tensors:
+            if reason := self.refuses(call):
+                raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+            tensors, schedule = self._attend(call, execution)
+            ran.append(schedule)
+            return tensors
+
+        tensors = tuple(run_placed(run, call, execution.placement) for call in launch.calls)
+        account = None if None in ran else "; ".join(dict.fromkeys(filter(None, ran)))
+        return Answer(tensors, self.identity(), account)
 
     def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: HostPool) -> "Captured":
         """Return a launch over static buffers (graphs/base.py).
@@ -104,14 +114,15 @@ class Tka1:
                 raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         return Captured(tka1.static(list(map(inputs, calls)), execution.threads or None, pool), self)
 
-    def _run(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
-        if reason := self.refuses(call):
-            raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
-        return self._attend(call, threads, fill)
-
-    def _attend(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
-        answer = tka1.attention(inputs(call), form=self.form, threads=threads or None, fill=fill)
-        return Tensors(Bits(answer.out, call.dtype), Bits(answer.lse, DType.FLOAT32))
+    def _attend(self, call: AttentionCall, execution: Execution) -> tuple[Tensors, str | None]:
+        """Answer one call, and say in which schedule where the kernel gives an account."""
+        fill = None if execution.placement is None else execution.placement.fill
+        threads, account = execution.threads or None, None
+        if self._numpy or fill is not None:
+            got = tka1.attention(inputs(call), form=self.form, threads=threads, fill=fill)
+        else:
+            got, account = tka1.scheduled(inputs(call), execution.schedule, threads=threads)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32)), account
 
 
 class Captured:

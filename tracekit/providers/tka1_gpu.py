@@ -111,11 +111,11 @@ class Tka1Cuda(Tka1):
 
     def capabilities(self) -> Capabilities:
         """As `tka1`; its launches can be captured on the device."""
-        return replace(super().capabilities(), graphs=frozenset({GraphKind.DEVICE}))
+        return replace(super().capabilities(), graphs=frozenset({GraphKind.DEVICE}), schedules=())
 
     def advertised(self) -> frozenset[ClaimId]:
-        """As `tka1`, with `graph`; threads and frozen calls are those of a host."""
-        return super().advertised() - {"threads", "host-graph"} | {"after", "graph"}
+        """As `tka1`, with `graph`; threads, schedules and frozen calls are those of a host."""
+        return super().advertised() - {"threads", "schedule", "host-graph"} | {"after", "graph"}
 
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""
@@ -134,8 +134,9 @@ class Tka1Cuda(Tka1):
                 raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
         return Resident(self.device().launch(list(map(inputs, calls))), self)
 
-    def _attend(self, call: AttentionCall, threads: int, fill: Fill | None) -> Tensors:
-        return tensors(self.device().run(inputs(call), fill)[0], call.dtype)
+    def _attend(self, call: AttentionCall, execution: Execution) -> tuple[Tensors, str | None]:
+        fill = None if execution.placement is None else execution.placement.fill
+        return tensors(self.device().run(inputs(call), fill)[0], call.dtype), None
 
 
 class Tka1Hip(Tka1Cuda):

@@ -7,9 +7,9 @@ from tracekit.errors import Unsupported
 from tracekit.model import Array, Bits, DType
 
 _DTYPES = {
-    torch.bfloat16: (DType.BFLOAT16, torch.int16),
-    torch.float16: (DType.FLOAT16, torch.int16),
-    torch.float32: (DType.FLOAT32, torch.int32),
+    torch.bfloat16: (DType.BFLOAT16, torch.uint16),
+    torch.float16: (DType.FLOAT16, torch.uint16),
+    torch.float32: (DType.FLOAT32, torch.uint32),
 }
 _TORCH = {dtype: kind for kind, (dtype, _) in _DTYPES.items()}
 
@@ -28,7 +28,9 @@ def from_torch(tensor: torch.Tensor, name: str) -> tuple[Array, DType]:
             dtype=str(tensor.dtype),
         )
     dtype, words = _DTYPES[tensor.dtype]
-    return tensor.detach().cpu().view(words).numpy().view(dtype.container), dtype
+    held = tensor if tensor.is_cpu and not tensor.requires_grad else tensor.detach().cpu()
+    array: Array = held.view(words).numpy()
+    return array, dtype
 
 
 def to_torch(bits: Bits) -> torch.Tensor:

@@ -14,7 +14,8 @@ from tracekit.recorder.requests import RequestTable
 class Choice:
     """The filters of a user, held against the step that runs.
 
-    `shut` says that nothing more of the step is wanted; `names` are the names of the layers' modules.
+    `shut` says that nothing more of the step is wanted; `names` are the names of the layers' modules;
+    `always` says of layers whether they are wanted, where that holds in every step that is not shut.
 
     Args:
         filters: what to keep.
@@ -27,7 +28,7 @@ class Choice:
         self.shut = False
         self._requests = requests
         self._members: tuple[Handle, ...] = ()
-        self._always: dict[int, bool] = {}
+        self.always: dict[int, bool] = {}
         self.of_rows = filters.rows is not None or filters.by_request
 
     def begin(self, step: int, tokens: Mapping[Handle, Array], mode: Mode) -> None:
@@ -39,7 +40,7 @@ class Choice:
         """Whether any row of a launch of this layer may be wanted."""
         if self.shut:
             return False
-        always = self._always.get(layer)
+        always = self.always.get(layer)
         return self._decide(layer) if always is None else always
 
     def take(self, launch: Launch) -> tuple[Launch, int] | None:
@@ -60,8 +61,8 @@ class Choice:
     def _decide(self, layer: int) -> bool:
         """What `wants` says of a layer, kept where it will always be so."""
         if not self.filters.by_request:
-            self._always[layer] = self.filters.keeps(layer, self._name(layer), "")
-            return self._always[layer]
+            self.always[layer] = self.filters.keeps(layer, self._name(layer), "")
+            return self.always[layer]
         if not self._members:
             return self.filters.keeps(layer, self._name(layer), "")
         return any(self._keeps(layer, handle) for handle in self._members)

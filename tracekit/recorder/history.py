@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tracekit.model import Mode, RequestKey
 from tracekit.model.events import Adopt, GateMode
-from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows
 from tracekit.recorder.observation import Handle
 
 MOST = 500_000
@@ -55,6 +55,8 @@ class HistoryLog:
         self._entries: list[Entry] = []
         self._rows = 0
         self._open: list[Pass | Adopt] = []
+        self._launched: dict[int, bool] = {}
+        self._behind: list[Entry] = []
 
     @property
     def why(self) -> str:
@@ -77,7 +79,7 @@ class HistoryLog:
         """
         if self.lost == _NOBODY:
             self.lost = ""
-        part: dict[str, PassRows] = {}
+        self._launched, part = {}, dict[str, PassRows]()
         for handle, span in spans.items():
             if span.end <= span.first:
                 continue
@@ -99,8 +101,39 @@ class HistoryLog:
         if failed and sum(isinstance(entry, Pass) for entry in self._open) > 1:
             self.lose("a step failed in which a request reads rows that another computes there")
         for entry in self._open:
-            self.tell(replace(entry, failed=failed) if isinstance(entry, Pass) else entry)
+            self.tell(self._whole(entry, failed) if isinstance(entry, Pass) else entry)
         self._open = []
+        for behind in self._behind:
+            self.tell(behind)
+        self._behind, self._launched = [], {}
+
+    def _whole(self, entry: Pass, failed: bool) -> Pass:
+        """A pass with what became known of it while it ran."""
+        again = all(rows.mode is GateMode.RECOMPUTE for rows in entry.rows)
+        layers = tuple(sorted(self._launched)) if again else ()
+        owing = tuple(sorted(layer for layer, owes in self._launched.items() if owes))
+        return replace(entry, failed=failed, layers=layers, owing=owing)
+
+    def launched(self, layer: int, *, owes: bool) -> None:
+        """A layer of the pass that runs was launched; whether gradients of the launch will be told of.
+
+        Only from adapters that tell of gradients, or whose recomputed passes are not of all layers.
+        """
+        self._launched[layer] = self._launched.get(layer, False) or owes
+
+    def backward(self, step: int, layer: int, kernel: str, weights: int, *, retained: bool) -> None:
+        """The gradients of a launch of a step were computed; its pass may still run, or be long over."""
+        entries = self._behind if self._open else self._entries
+        entry = PassBackward(step, (layer,), kernel, weights, retained)
+        last = entries[-1] if entries else None
+        if isinstance(last, PassBackward) and layer not in last.layers:
+            both = replace(last, layers=(*last.layers, layer))
+            if both == replace(entry, layers=both.layers):
+                entries[-1] = both
+                return
+        self._rows += 1
+        if not self.lost:
+            entries.append(entry)
 
     def tell(self, event: Entry) -> None:
         """Take an event that is no launch; its requests are handles as text."""
@@ -116,7 +149,7 @@ class HistoryLog:
         """Something happened that nobody can say in events: there is no history from here on, and so none."""
         if self.lost in ("", _NOBODY):
             self.lost = reason
-        self._entries, self._open = [], []
+        self._entries, self._open, self._behind = [], [], []
 
     def resolve(self, key: Callable[[Handle], RequestKey]) -> tuple[Entry, ...] | None:
         """Return the entries with the requests' keys; None where there is no history."""
@@ -126,6 +159,8 @@ class HistoryLog:
 
 
 def _named(entry: Entry, key: Callable[[Handle], RequestKey]) -> Entry:
+    if isinstance(entry, PassBackward):
+        return entry
     if isinstance(entry, Pass):
         rows = tuple(row._replace(request=str(key(int(row.request)))) for row in entry.rows)
         return replace(entry, rows=rows)

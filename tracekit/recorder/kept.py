@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,7 @@ from tracekit.recorder.kv_log import Extent
 from tracekit.recorder.observation import Handle, IndexerObservation, Observation
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
+class Kept(NamedTuple):
     """A call that waits for the end: its rows are by handle, its KV is extents of the log.
 
     Args:

@@ -41,7 +41,31 @@ class _Log:
     arena: Arena
     rows: KVRows | None = None
 
+    def __post_init__(self) -> None:
+        self.addresses = [_address(buffer) for buffer in self.buffers]
+
+    def continued_by(self, rows: SeenKV, parts: list[Array]) -> bool:
+        """Whether rows may be these and the next ones, by all but their bits."""
+        buffers = self.buffers
+        if rows.generation > self.generation or rows.keys.dtype is not self.dtype:
+            return False
+        if not self.first <= rows.first <= self.end or len(buffers) != len(parts):
+            return False
+        return all(
+            buffer.shape[0] == part.shape[0] and buffer.shape[2] == part.shape[2]
+            for buffer, part in zip(buffers, parts, strict=True)
+        )
+
+    def holds(self, parts: list[Array], first: int, count: int) -> bool:
+        """Whether the first `count` rows of `parts` are those from `first` on, in bits."""
+        skip = first - self.first
+        return all(
+            _same(buffer, address, skip, count, part)
+            for buffer, address, part in zip(self.buffers, self.addresses, parts, strict=True)
+        )
+
     def window(self, lo: int, hi: int) -> list[Array]:
+        """Rows `lo .. hi - 1` of each buffer."""
         return [buffer[:, lo - self.first : hi - self.first] for buffer in self.buffers]
 
     def append(self, parts: list[Array]) -> None:
@@ -52,7 +76,7 @@ class _Log:
             for i, old in enumerate(self.buffers):
                 grown = self.arena.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
                 grown[:, :used] = old[:, :used]
-                self.buffers[i] = grown
+                self.buffers[i], self.addresses[i] = grown, _address(grown)
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[:, used : used + count] = part
         self.end += count
@@ -110,10 +134,10 @@ class KVLog:
         parts, first, end = rows.parts, rows.first, rows.end
         if self._logs:
             log = self._logs[-1]
-            if log.first <= first <= log.end and _alike(log, rows, parts):
+            if log.continued_by(rows, parts):
                 held = min(end, log.end) - first
-                ours, theirs = log.window(first, first + held), [part[:, :held] for part in parts]
-                if not _same(ours, theirs):
+                if not log.holds(parts, first, held):
+                    ours, theirs = log.window(first, first + held), [part[:, :held] for part in parts]
                     raise RowChanged(first + _first_difference(ours, theirs))
                 if end > log.end:
                     self._append(log, [part[:, held:] for part in parts])
@@ -136,30 +160,27 @@ class KVLog:
         self.stored += sum(part.nbytes for part in parts)
 
 
-def _alike(log: _Log, rows: SeenKV, parts: list[Array]) -> bool:
-    if rows.generation > log.generation or log.dtype is not rows.keys.dtype or len(log.buffers) != len(parts):
-        return False
-    return all(b.shape[::2] == p.shape[::2] for b, p in zip(log.buffers, parts, strict=True))
+def _same(ours: Array, address: int, skip: int, count: int, part: Array) -> bool:
+    """Compare the bytes of rows `skip .. skip + count - 1` of a buffer with the first rows of a part.
 
-
-def _same(ours: list[Array], theirs: list[Array]) -> bool:
-    return all(_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    Where the rows of a head lie one behind the other in the part too, in one run a head: the fastest way to
+    read them, and most of what a decode step pays.
+    """
+    row = part.shape[2] * part.itemsize
+    between, *inner = part.strides
+    if inner != [row, part.itemsize]:
+        return _equal(ours[:, skip : skip + count], part[:, :count])
+    mine, theirs, run, step = address + skip * row, _address(part), count * row, ours.strides[0]
+    for _ in range(part.shape[0]):
+        if _memcmp(mine, theirs, run):
+            return False
+        mine, theirs = mine + step, theirs + between
+    return True
 
 
 def _equal(a: Array, b: Array) -> bool:
-    """Compare the bytes of two `[Hkv, N, D]`.
-
-    Where the rows of a head lie one behind the other, in one run a head: the fastest way to read them, and
-    most of what a decode step pays. Else in words of 8 where both allow it.
-    """
+    """Compare the bytes of two `[Hkv, N, D]`, in words of 8 where both allow it."""
     size = a.itemsize
-    heads, rows, dim = a.shape
-    packed = (dim * size, size)
-    if a.strides[1:] == packed == b.strides[1:]:
-        ours, theirs, run = _address(a), _address(b), rows * dim * size
-        return not any(
-            _memcmp(ours + head * a.strides[0], theirs + head * b.strides[0], run) for head in range(heads)
-        )
     if a.size and a.shape[-1] * size % 8 == 0 and a.strides[-1] == b.strides[-1] == size:
         a, b = a.view(np.uint64), b.view(np.uint64)
     return bool((a == b).all())

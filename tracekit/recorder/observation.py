@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +26,14 @@ Handle = int
 """A request as the session knows it while the engine runs; its key is known at the end only."""
 
 
-@dataclass(frozen=True, eq=False)
-class Borrowed:
+class Borrowed(NamedTuple):
     """Bit patterns that belong to an engine: unsigned integers of any strides, never copied on the way in."""
 
     data: Array
     dtype: DType
 
 
-@dataclass(frozen=True, eq=False)
-class SeenKV:
+class SeenKV(NamedTuple):
     """KV rows `first .. first + N - 1` of one request and family, as they lie in the engine's cache.
 
     Args:

@@ -138,6 +138,7 @@ class Session:
         self._open = OpenStep(self.current, expected)
         self._choice.begin(self.current, tokens, self._mode)
         self._choice.shut |= bool(self._spent)
+        self.arena.work()
 
     def new_weights(self) -> None:
         """The weights were updated between two steps."""
@@ -153,8 +154,13 @@ class Session:
 
     def passes(self, layer: int) -> bool:
         """Count a launch that is not wanted; whether that was so."""
-        if self._choice.wants(layer):
-            return False
+        if self._choice.always.get(layer, True):
+            if self._choice.wants(layer):
+                return False
+        elif self._open is not None and not self._spent:  # what every launch of a filtered layer pays
+            self._open.fired += 1
+            self._open.filtered += 1
+            return True
         self.skip()
         return True
 
@@ -278,6 +284,7 @@ class Session:
         self.history.end(failed=failed)
         if self._open is None:
             return
+        self.arena.rest()
         if cut:
             self._open.cut(cut)
         told = len(self._open.reasons) - bool(cut)

@@ -88,6 +88,13 @@ def subject_of(relation: Relation, call: AttentionCall) -> AttentionCall:
     return relation.subject(call) if isinstance(relation, Planted) else call
 
 
+@runtime_checkable
+class Rescheduled(Protocol):
+    """What a relation adds whose variants count only where the kernel ran another way (`Answer.schedule`)."""
+
+    schedules: tuple[str, ...]
+
+
 def rng(seed: int, claim: ClaimId) -> np.random.Generator:
     """Return the random numbers of one claim; claims do not share a stream."""
     return np.random.default_rng([seed, zlib.crc32(claim.encode())])

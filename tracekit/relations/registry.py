@@ -26,6 +26,7 @@ BUILTIN: Mapping[ClaimId, str] = {
     "padding": "tracekit.relations.padding:Padded",
     "slack": "tracekit.relations.slack:Slack",
     "after": "tracekit.relations.after:After",
+    "schedule": "tracekit.relations.schedule:Schedule",
     "host-graph": "tracekit.relations.host_graph:HostGraph",
     "graph": "tracekit.relations.graph:DeviceGraph",
     "control": "tracekit.relations.control:Control",

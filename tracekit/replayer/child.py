@@ -83,7 +83,8 @@ class Child:
             answered = gather_choices(launch, own.run(launch))
         else:
             answered = gather(launch, perform(own, launch))
-        return replace(answered, executed=plain.identity(answered.executed))
+        executed, schedule = plain.identity(answered.executed), plain.schedule(answered.schedule)
+        return replace(answered, executed=executed, schedule=schedule)
 
     def _refuses(self) -> str | None:
         refuses: Any = self.provider.refuses

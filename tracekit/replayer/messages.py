@@ -89,6 +89,7 @@ class Answered:
         out: `[n, H, Dv]`.
         lse: FP32 `[n, H]`, or None where the kernel gives none.
         executed: what ran.
+        schedule: in which way, as `Answer` says it.
     """
 
     requests: tuple[RequestKey, ...]
@@ -97,6 +98,7 @@ class Answered:
     out: Bits
     lse: Bits | None
     executed: ExecutedIdentity
+    schedule: str | None = None
 
     def aligned(self, rows: Rows) -> tuple[Array, Array]:
         """Return int64 `[m]` places among the answers, and int64 `[m]` the row of `rows` at each.
@@ -151,6 +153,7 @@ def gather(launch: Launch, answer: Answer) -> Answered:
         Bits(np.concatenate([tensors.out.data for tensors in answer.tensors]), launch.calls[0].dtype),
         Bits(np.concatenate(lse), DType.FLOAT32) if len(lse) == len(launch.calls) else None,
         answer.executed,
+        answer.schedule,
     )
 
 

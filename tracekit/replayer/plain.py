@@ -17,7 +17,7 @@ from tracekit.replayer.messages import Description
 MOST_TEXT = 300
 """Characters that a provider may add to a report at once."""
 
-_Kind = TypeVar("_Kind", DType, GraphKind, KVFamily, Layout, Padding, int)
+_Kind = TypeVar("_Kind", DType, GraphKind, KVFamily, Layout, Padding, int, str)
 
 
 def description(provider: Provider | IndexerProvider, *, indexer: bool = False) -> Description:
@@ -57,6 +57,11 @@ def identity(given: object) -> ExecutedIdentity:
         for name, version in given.libraries.items()
     }
     return ExecutedIdentity(libraries=libraries, **texts)
+
+
+def schedule(given: object) -> str | None:
+    """Return the account of a schedule as text; errors as above."""
+    return None if given is None else _cut(_text(given, "schedule"))
 
 
 def failure(error: BaseException, *, opening: bool) -> TracekitError:
@@ -122,6 +127,7 @@ def _capabilities(given: object) -> Capabilities:
         page_sizes=tuple(_members(given.page_sizes, int, "page_sizes")),
         layouts=tuple(_members(given.layouts, Layout, "layouts")),
         padding=frozenset(_members(given.padding, Padding, "padding")),
+        schedules=tuple(_members(given.schedules, str, "schedules")),
         graphs=frozenset(_members(given.graphs, GraphKind, "graphs")),
         score_dtype=_dtypes(given.score_dtype, "score_dtype"),
         probability_dtype=_dtypes(given.probability_dtype, "probability_dtype"),

@@ -18,7 +18,7 @@ from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
-from tracekit.relations.base import Expectation, Relation, subject_of
+from tracekit.relations.base import Expectation, Relation, Rescheduled, subject_of
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
@@ -138,7 +138,8 @@ class Session:
             case Expectation.ENVELOPE if baseline is not None:
                 self._judge_envelope(tally, index, call, baseline)
             case Expectation.BASELINE if baseline is not None:
-                self._judge_bits(tally, index, call, {"out": baseline.out, "lse": baseline.lse})
+                expected = {"out": baseline.out, "lse": baseline.lse}
+                self._judge_bits(tally, index, call, expected, baseline.schedule)
             case Expectation.TRACE:
                 self._judge_bits(tally, index, call, recorded(call))
                 baseline = self._judged
@@ -149,7 +150,12 @@ class Session:
             self._control(tally, call, baseline)
 
     def _judge_bits(
-        self, tally: Tally[Relation], index: int, call: AttentionCall, expected: Mapping[str, Bits | None]
+        self,
+        tally: Tally[Relation],
+        index: int,
+        call: AttentionCall,
+        expected: Mapping[str, Bits | None],
+        usual: str | None = None,
     ) -> None:
         assert self.worker is not None
         covered = np.zeros(call.num_rows, np.bool_)
@@ -157,6 +163,11 @@ class Session:
         for name, answered in self.worker.variants(call, tally.relation, self.seed, self.threads):
             if tally.relation.expects is Expectation.TRACE and _is_another(tally, call, answered):
                 return
+            if isinstance(tally.relation, Rescheduled):
+                # What was asked for proves nothing; only what the kernel says that it did.
+                tally.schedules[name] |= answered.schedule not in (None, usual)
+                if answered.schedule in (None, usual):
+                    continue
             comparison, rows = compare_answer(call, expected, answered)
             covered[rows] = True
             self._judged = answered
@@ -164,7 +175,10 @@ class Session:
                 tally.missing = tally.missing or f"the lse is missing in variant `{name}` of call {index}"
             tally.add(index, name, comparison, answered.executed)
         if tally.variants == before:
-            tally.not_applicable["the call has no variant"] += 1
+            if isinstance(tally.relation, Rescheduled) and usual is None:
+                tally.no_evidence["the kernel does not say in which schedule it ran"] += 1
+            else:
+                tally.not_applicable["the call has no variant"] += 1
             return
         tally.calls += 1
         if not covered.all():

@@ -1,6 +1,6 @@
 """What was seen of one claim about one kernel, over all calls of a trace, and the verdict that follows."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -47,6 +47,7 @@ class Tally(Generic[R]):
     refused: Counter[str] = field(default_factory=Counter)
     no_evidence: Counter[str] = field(default_factory=Counter)
     not_run: Counter[str] = field(default_factory=Counter)
+    schedules: defaultdict[str, bool] = field(default_factory=lambda: defaultdict(bool))
 
     @property
     def stopped(self) -> bool:
@@ -149,6 +150,8 @@ class Tally(Generic[R]):
                 text += f"; {self._no_bound()}"
         else:
             text = f"same bits in {_many(self.variants, 'variant')} of {_many(self.calls, 'call')}"
+            if never := [name for name, ran in self.schedules.items() if not ran]:
+                text += f"; could not be run: {', '.join(never)}"
         return text + self._left_out()
 
     def _no_bound(self) -> str:

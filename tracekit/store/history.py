@@ -22,13 +22,14 @@ from tracekit.model.events import (
     Sleep,
     Wake,
 )
-from tracekit.model.history import Entry, Pass, PassRows
+from tracekit.model.history import Entry, Pass, PassBackward, PassRows
 from tracekit.store.canonical import canonical, parse_canonical
 from tracekit.store.limits import MAX_NUMBER
 from tracekit.store.rules import corrupt
 
 KINDS: dict[str, type[Any]] = {
     "pass": Pass,
+    "backward": PassBackward,
     "preempt": Preempt,
     "rollback": Rollback,
     "fork": Fork,
@@ -45,6 +46,8 @@ KINDS: dict[str, type[Any]] = {
     "capture": Capture,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
+_OPTIONAL: dict[type[Any], int] = {Pass: 2}
+"""Lists at the end of an entry that are left out as long as they are empty."""
 
 
 def history_to_bytes(history: tuple[Entry, ...]) -> bytes:
@@ -65,18 +68,25 @@ def parse_history(data: bytes) -> tuple[Entry, ...]:
 
 
 def _fields(entry: Entry) -> list[Any]:
-    return [getattr(entry, field.name) for field in fields(entry)]
+    values = [getattr(entry, field.name) for field in fields(entry)]
+    for _ in range(_OPTIONAL.get(type(entry), 0)):
+        if values[-1] == ():
+            values.pop()
+    return values
 
 
 def _entry(line: Any, number: int) -> Entry:
     kind = KINDS.get(line[0]) if type(line) is list and line and type(line[0]) is str else None
     if kind is None:
         raise _bad(f"entry {number} has no known name")
-    expected = [field.type for field in fields(kind)]
     values = line[1:]
-    if len(values) != len(expected):
+    expected = [field.type for field in fields(kind)]
+    least = len(expected) - _OPTIONAL.get(kind, 0)
+    if not least <= len(values) <= len(expected):
         raise _bad(f"entry {number} has {len(values)} fields, and {line[0]} has {len(expected)}")
-    found: Entry = kind(*(_parse(value, want, number) for value, want in zip(values, expected, strict=True)))
+    if len(values) > least and values[-1] == []:
+        raise _bad(f"entry {number} ends in an empty list")
+    found: Entry = kind(*(_parse(value, want, number) for value, want in zip(values, expected, strict=False)))
     return found
 
 
@@ -100,6 +110,9 @@ def _parse(value: Any, want: Any, number: int) -> Any:
             return None if value is None else _parse(value, int, number)
         case _ if want == KVFamily | None:
             return None if value is None else _parse(value, KVFamily, number)
+        case _ if want == tuple[int, ...]:
+            if type(value) is list:
+                return tuple(_parse(number_of, int, number) for number_of in value)
         case _ if want == tuple[PassRows, ...]:
             if type(value) is list:
                 return tuple(_rows(row, number) for row in value)

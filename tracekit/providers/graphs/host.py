@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from tracekit.errors import ProviderFailed
 from tracekit.model import Array
@@ -33,14 +34,14 @@ class Frozen:
     Args:
         entry: the function; a result other than 0 is a failure.
         arguments: a copy of the block.
-        scalars: further arguments, by value.
+        scalars: further arguments, by value; a pointer among them keeps its address.
         memory: owners of what the block points to. They keep it mapped, for a stale address must give wrong
             numbers and not end the process; they do not keep it from being used again (`HostPool`).
     """
 
     entry: Callable[..., int]
     arguments: ctypes.Structure
-    scalars: tuple[int, ...]
+    scalars: tuple[Any, ...]
     memory: tuple[Array, ...]
 
     def __call__(self) -> int:
@@ -54,7 +55,7 @@ class Frozen:
 
 
 def launch(
-    entry: Callable[..., int], arguments: ctypes.Structure, *scalars: int, memory: tuple[Array, ...] = ()
+    entry: Callable[..., int], arguments: ctypes.Structure, *scalars: Any, memory: tuple[Array, ...] = ()
 ) -> int:
     """Call a kernel, or freeze the call where a capture is under way; returns its result, 0 when frozen."""
     steps = _under_way.get()

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.env import settings
+from tracekit.errors import Unsupported
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import native, numpy_form
 from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
+from tracekit.providers.tka1.schedules import SCHEDULES, Schedule
 from tracekit.providers.tka1.static import StaticLaunch
 
 __all__ = [
     "DTYPES",
     "LEAF",
+    "SCHEDULES",
     "SPEC",
     "FamilyInput",
     "Form",
@@ -29,6 +32,7 @@ __all__ = [
     "fewest_runs",
     "merge",
     "partials",
+    "scheduled",
     "serving",
     "static",
 ]
@@ -88,6 +92,31 @@ def attention(
     return _pick(form, isa)[1](inputs, settings().threads if threads is None else threads)
 
 
+def scheduled(
+    inputs: Inputs, schedule: str | None = None, *, threads: int | None = None
+) -> tuple[Outputs, str | None]:
+    """Compute a launch by the best build, and say how its work was cut and ordered.
+
+    Args:
+        inputs: the launch.
+        schedule: one of `SCHEDULES`, or None for the usual one. None of them changes a bit.
+        threads: as `attention`.
+
+    Returns:
+        The answer and the account of the kernel; None where it did not follow the schedule.
+
+    Raises:
+        Unsupported: `P-SCHEDULE`, there is no such schedule.
+        Unavailable: `K-NO-LIBRARY`, no build runs here.
+    """
+    if schedule is not None and schedule not in SCHEDULES:
+        raise Unsupported(
+            f"there is no schedule {schedule!r}; there are {', '.join(SCHEDULES)}.", rule="P-SCHEDULE"
+        )
+    asked = Schedule() if schedule is None else SCHEDULES[schedule]
+    return _library().run_as(inputs, settings().threads if threads is None else threads, asked)
+
+
 def partials(
     inputs: Inputs,
     *,
@@ -116,8 +145,11 @@ def static(launches: Sequence[Inputs], threads: int | None, pool: HostPool) -> S
         Unavailable: `K-NO-LIBRARY`, no build runs here.
         Unsupported: `P-GRAPH`, they differ in what is passed by value.
     """
-    library = native.load(_pick("native", None)[0].isa or native.BASELINE)
-    return StaticLaunch(library, launches, settings().threads if threads is None else threads, pool)
+    return StaticLaunch(_library(), launches, settings().threads if threads is None else threads, pool)
+
+
+def _library() -> native.Library:
+    return native.load(_pick("native", None)[0].isa or native.BASELINE)
 
 
 _Forms = tuple[Served, Callable[[Inputs, int], Outputs], Callable[[Inputs, int], Partials]]

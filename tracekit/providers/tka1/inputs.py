@@ -236,8 +236,10 @@ def _require(true: bool, rule: str, message: str, **fields: Any) -> None:
 
 
 def _array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, ndim: int, *shape: int | None) -> None:
-    _require(array.dtype == dtype, "S2-DTYPE", f"{name} is {array.dtype}, not {np.dtype(dtype)}.")
+    if array.dtype != dtype:  # the message costs more than the question
+        _require(False, "S2-DTYPE", f"{name} is {array.dtype}, not {np.dtype(dtype)}.")
     fits = array.ndim == ndim and all(
         want in (None, got) for want, got in zip(shape, array.shape, strict=False)
     )
-    _require(fits, "S2-SHAPE", f"{name} has the shape {array.shape}, wanted {shape or ndim}.")
+    if not fits:
+        _require(False, "S2-SHAPE", f"{name} has the shape {array.shape}, wanted {shape or ndim}.")

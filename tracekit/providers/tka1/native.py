@@ -23,6 +23,7 @@ from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
 from tracekit.providers.tka1.abi import Args, arguments
 from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
+from tracekit.providers.tka1.schedules import Ran, Schedule
 
 BASELINE = "v1"
 BUILDS = {"v4": 4, "v3": 3, "v1": 1}
@@ -54,6 +55,13 @@ class Library:
     def run(self, inputs: Inputs, threads: int = 1) -> Outputs:
         """Compute a launch on up to `threads` threads; the number changes no bit (S15)."""
         return self._outputs(self.handle.tka1_run, inputs, threads)
+
+    def run_as(self, inputs: Inputs, threads: int, schedule: Schedule) -> tuple[Outputs, str | None]:
+        """Compute a launch in a schedule, which changes no bit; say what ran, None if it was another."""
+        ran = Ran()
+        more = ctypes.byref(schedule), ctypes.byref(ran)
+        out = self._outputs(self.handle.tka1_run_as, inputs, threads, *more)
+        return out, str(ran) if ran.followed(schedule) else None
 
     def guarded(self, inputs: Inputs, threads: int, fill: Fill) -> Outputs:
         """Compute a launch whose buffers lie between canaries, over a filled heap (`Guarded`).
@@ -92,14 +100,15 @@ class Library:
         """Compute the rows before S10 by the clear form."""
         return self._partials(self.handle.tka1_clear, inputs, threads)
 
-    def _outputs(self, entry: Any, inputs: Inputs, threads: int) -> Outputs:
+    def _outputs(self, entry: Any, inputs: Inputs, threads: int, *more: Any) -> Outputs:
         rows, heads, _ = inputs.q.shape
         out = Outputs(
             np.empty((rows, heads, inputs.value_dim), inputs.dtype.container),
             np.empty((rows, heads), np.uint32),
             np.empty((rows, heads), np.uint32),
         )
-        self._call(entry, inputs, threads, _as_it_is, out=out.out, lse=out.lse, lse_sink=out.lse_with_sink)
+        results = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
+        self._call(entry, inputs, threads, _as_it_is, *more, **results)
         return out
 
     def _partials(self, entry: Any, inputs: Inputs, threads: int) -> Partials:
@@ -113,7 +122,7 @@ class Library:
         return part
 
     def _call(
-        self, entry: Any, inputs: Inputs, threads: int, where: Where, **results: npt.NDArray[Any]
+        self, entry: Any, inputs: Inputs, threads: int, where: Where, *more: Any, **results: npt.NDArray[Any]
     ) -> None:
         keep: list[npt.NDArray[Any]] = []
 
@@ -123,7 +132,7 @@ class Library:
             return keep[-1].ctypes.data
 
         args = arguments(inputs, place, results)
-        self.check(launch(entry, args, max(1, threads), memory=tuple(keep)))
+        self.check(launch(entry, args, max(1, threads), *more, memory=tuple(keep)))
 
     def check(self, failed: int) -> None:
         """Refuse what a kernel returned where it is not 0.
@@ -194,7 +203,8 @@ def load_file(path: Path, isa: str) -> Library:
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
     handle.tka1_args_size.restype = ctypes.c_int64
-    if handle.tka1_args_size() != ctypes.sizeof(Args):
+    complete = all(hasattr(handle, name) for name in ("tka1_run", "tka1_run_as", "tka1_clear"))
+    if not complete or handle.tka1_args_size() != ctypes.sizeof(Args):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
@@ -202,4 +212,10 @@ def _open(path: Path) -> ctypes.CDLL:
         )
     for entry in (handle.tka1_run, handle.tka1_clear):
         entry.argtypes = [ctypes.POINTER(Args), ctypes.c_int]
+    handle.tka1_run_as.argtypes = [
+        ctypes.POINTER(Args),
+        ctypes.c_int,
+        ctypes.POINTER(Schedule),
+        ctypes.POINTER(Ran),
+    ]
     return handle
