@@ -34,7 +34,7 @@
 #endif
 #define TK_TYPE(args) TK_FIXED_TYPE
 #define TK_DEVICE
-#include "tk_block.h"
+#include "tk_grad_block.h"
 
 #if !defined(__HIP__) || defined(__HIP_DEVICE_COMPILE__)
 // grid (T, Hkv * parts, runs); the second is below 2^16
@@ -50,4 +50,18 @@ TK_RUN(tk_run_128, 1, 4)  // DV up to 128
 TK_RUN(tk_run_512, 4, 8)  // DV up to 512
 // grid (T, H)
 extern "C" __global__ void TK_BOUNDS tk_merge(tk_gpu_args g) { tk_merge_block(tk_block(), g, TK_BLOCK_X, TK_BLOCK_Y); }
+
+// The backward, in this order: grid (T, H / 128 rounded up); (T, Hkv, group); (items, Hkv); (requests) with a sink.
+extern "C" __global__ void TK_BOUNDS tk_grad_rows(tk_gpu_grad_args g) {
+  tk_grad_rows_block(tk_block(), g, TK_BLOCK_X, TK_BLOCK_Y * TK_THREADS);
+}
+extern "C" __global__ void TK_BOUNDS tk_grad_queries(tk_gpu_grad_args g) {
+  __shared__ tk_grad_shared shared;
+  tk_grad_query_block(tk_block(), g, shared, TK_BLOCK_X, TK_BLOCK_Y * g.group + TK_BLOCK_Z, TK_BLOCK_Y);
+}
+extern "C" __global__ void TK_BOUNDS tk_grad_keys(tk_gpu_grad_args g) {
+  __shared__ tk_grad_shared shared;
+  tk_grad_key_block(tk_block(), g, shared, TK_BLOCK_X, TK_BLOCK_Y);
+}
+extern "C" __global__ void TK_BOUNDS tk_grad_sinks(tk_gpu_grad_args g) { tk_grad_sink_block(tk_block(), g, TK_BLOCK_X); }
 #endif

@@ -1,10 +1,11 @@
 // tk_host.cpp -- the C entries of TKA-1 on a CPU. Built once an instruction set; every build has the same names.
-#include "tk_work.h"
+#include "tk_backward.h"
 
 #define TK_EXPORT extern "C" __attribute__((visibility("default")))
 
 // The size of the arguments: a library of another build is refused instead of misread.
 TK_EXPORT int64_t tka1_args_size() { return sizeof(tk_args); }
+TK_EXPORT int64_t tka1_grad_args_size() { return sizeof(tk_grad_args); }
 
 // The best build for this processor: 1, 3 or 4. Asks the operating system too (__builtin_cpu_supports does).
 TK_EXPORT int tka1_best_isa() {
@@ -37,6 +38,13 @@ TK_EXPORT int tka1_run_as(const tk_args* args, int threads, const tk_schedule* s
 // The same by the clear form (tk_clear.h): slow, to be compared with.
 TK_EXPORT int tka1_clear(const tk_args* args, int) try {
   return !tka1::launch_clear(*args);
+} catch (const std::exception&) {
+  return 1;
+}
+
+// The gradients of a launch whose rows before S10 are in acc, l and m (S16). Likewise.
+TK_EXPORT int tka1_backward(const tk_grad_args* args, int threads) try {
+  return !tka1::launch_backward(*args, threads);
 } catch (const std::exception&) {
   return 1;
 }

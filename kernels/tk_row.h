@@ -46,12 +46,15 @@ enum tk_kind { TK_VALUE, TK_ZERO, TK_POISONED };
 struct tk_end {
   float factor, reciprocal;  // O = acc * factor * reciprocal when kind is TK_VALUE
   float lse, lse_sink;
+  float sink;                    // S10.5: p * 2^(n - Md); +0 without a sink
+  int32_t m;                     // Md
   int32_t kind;
 };
 TK_FN tk_end tk_finish(float l, int32_t m, bool has_sink, float sink) {
   tk_end end;
   end.factor = 1.0f;
-  end.reciprocal = 0.0f;
+  end.reciprocal = end.sink = 0.0f;
+  end.m = 0;
   end.lse = end.lse_sink = tk_f32(TK_NAN);
   end.kind = TK_POISONED;
   if (tk_is_nan(l) || (has_sink && tk_is_nan(sink))) return end;  // S10.1
@@ -68,12 +71,15 @@ TK_FN tk_end tk_finish(float l, int32_t m, bool has_sink, float sink) {
     return end;
   }
   end.kind = TK_VALUE;
+  end.m = m;
   float denominator = l;
   if (has_sink && tk_bits(sink) != TK_NEG_INF) {                  // S10.5; else S10.4
     int32_t n;
     const float p = tk_exp(tk_clamp(sink), &n);
     const tk_factors f = tk_merge_factors(m, n);
     end.factor = f.a;
+    end.sink = tk_mul(p, f.b);
+    end.m = f.m;
     denominator = tk_merge(l, f.a, p, f.b);
     end.lse_sink = tk_log(denominator, f.m);
   }

@@ -165,7 +165,6 @@ def test_documents_that_only_the_mask_tells_apart(served, recorded):
 def test_what_tka1_does_not_take_is_refused(gpt, served):
     double = gpt(core_attention=backend.Tka1Attention, dtype=torch.float64)
     for model, action, why in (
-        (served, lambda m: plain(6).forward(m.train()), "wants gradients"),
         (double, plain(6).forward, "float64 operands"),
         (
             gpt(core_attention=backend.Tka1Attention, attention_dropout=0.5),

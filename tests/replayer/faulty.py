@@ -7,6 +7,7 @@ import struct
 import threading
 from dataclasses import replace
 
+from tracekit.controls.backward import SumsInArrival
 from tracekit.controls.schedule import CutWhereScheduled
 from tracekit.controls.solo import SmallBatchKernel
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
@@ -292,3 +293,53 @@ class WritesAHugeLength(_Writes):
 
 class WritesNoMessage(_Writes):
     words = struct.pack(">Q", 4) + b"noise"
+
+
+class _Training(Tka1):
+    """TKA-1, whose gradients a subclass spoils."""
+
+    def run(self, launch: Launch) -> Answer:
+        answer = super().run(launch)
+        return Answer(tuple(self.spoil(one) for one in answer.tensors), answer.executed)
+
+    def spoil(self, tensors: Tensors) -> Tensors:
+        raise NotImplementedError
+
+
+class NoGradients(_Training):
+    def spoil(self, tensors):
+        return replace(tensors, grads=None)
+
+
+class NoQueryGradient(_Training):
+    def spoil(self, tensors):
+        return replace(tensors, grads=tensors.grads and replace(tensors.grads, d_q=None))
+
+
+class NoKeyGradients(_Training):
+    def spoil(self, tensors):
+        return replace(tensors, grads=tensors.grads and replace(tensors.grads, d_kv={}))
+
+
+class NoSinkGradient(_Training):
+    def spoil(self, tensors):
+        return replace(tensors, grads=tensors.grads and replace(tensors.grads, d_sink=None))
+
+
+class ShortGradient(_Training):
+    def spoil(self, tensors):
+        grads = tensors.grads
+        return replace(tensors, grads=grads and replace(grads, d_q=grads.d_q.part(slice(1, None))))
+
+
+WORDS_OF_GRADIENTS = (
+    ("NoGradients", "not every gradient"),
+    ("NoQueryGradient", "not every gradient"),
+    ("NoSinkGradient", "not every gradient"),
+    ("NoKeyGradients", "not the gradient of all KV"),
+    ("ShortGradient", "gradients that do not fit"),
+)
+
+
+class ArrivalOrder(SumsInArrival):
+    """The twin of `backward` under a name of its own."""

@@ -26,10 +26,12 @@ def test_without_names_the_trace_and_tka1_are_judged():
 
     held = ("recorded", "rerun", "threads", "requests", "rows", "solo", "subbatch", "chunks", "decode")
     held += ("page-ids", "page-size", "layout", "padding", "slack", "after", "schedule", "host-graph")
+    held += ("splits", "cp", "tp", "grad")
     assert statuses(report) == {
         ("trace", "control"): Status.BOUNDED,
         **{("tka1", claim): Status.HELD for claim in held},
         ("tka1", "control"): Status.BOUNDED,
+        ("tka1", "backward"): Status.NOT_APPLICABLE,
     }
     assert report.exit_code == Exit.OK
     assert report.status is Status.BOUNDED

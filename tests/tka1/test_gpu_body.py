@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from tests.tka1.cases import CASES, case, difference
+from tests.tka1.gradients import backward
+from tests.tka1.gradients import difference as gradient_difference
 from tests.tka1.test_forms_agree import definition
 from tools.portability import device, ptx
 from tracekit.errors import Unsupported
-from tracekit.providers.tka1 import Inputs, selftest
+from tracekit.providers.tka1 import Inputs, native, selftest
 from tracekit.providers.tka1.abi import blocks
 
 SMALL = ("causal", "two families", "scattered leaves", "binary16, wild", "binary32, wild", "no keys at all")
@@ -36,11 +38,21 @@ def test_the_body_gives_the_bytes_of_the_numpy_form_in_any_order_of_threads(
     assert difference(got[1], part) == ""
 
 
-def edited(folder: Path, edit: Callable[[str], str]) -> Path:
-    """The kernels with another tk_block.h."""
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "no rows"])
+def test_the_backward_body_gives_the_bytes_of_the_cpp_in_any_order_of_threads(
+    body: device.HostBody, best: native.Library, name: str, order: int
+):
+    """The C++ is held to the numpy form in test_backward_forms.py."""
+    b = backward(name)
+    assert gradient_difference(body.backward(b, order), best.backward(b)) == ""
+
+
+def edited(folder: Path, edit: Callable[[str], str], name: str = "tk_block.h") -> Path:
+    """The kernels with another header."""
     kernels = folder / "kernels"
     shutil.copytree(device.KERNELS, kernels)
-    path = kernels / "tk_block.h"
+    path = kernels / name
     text = path.read_text()
     path.write_text(edit(text))
     assert path.read_text() != text
@@ -59,6 +71,20 @@ def test_a_missing_barrier_shows(tmp_path: Path):
     racy = device.host_body(tmp_path, edited(tmp_path, without_barrier))
     inputs, out, _ = definition("causal")
     assert any(difference(racy.run(inputs, order)[0], out) != "" for order in (0, 1, 2, 3))
+
+
+def test_a_missing_barrier_in_the_backward_shows(tmp_path: Path, best: native.Library):
+    """The control: dK + dV of one tensor reads a column that another thread has merged."""
+    between = "a.width); });\n  block.phase([&](int thread) {\n    for (int j = 0; j < keys; ++j) {"
+
+    def without(text: str) -> str:
+        assert text.count(between) == 1
+        return text.replace(between, "a.width);\n    for (int j = 0; j < keys; ++j) {")
+
+    racy = device.host_body(tmp_path, edited(tmp_path, without, "tk_grad_block.h"))
+    b = backward("two families")
+    found = [gradient_difference(racy.backward(b, order), best.backward(b)) for order in (0, 1, 2, 3)]
+    assert any(found)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +106,16 @@ def test_interpreted_ptx_gives_the_bytes_of_the_host(
     got, want = interpreted.run(inputs), body.run(inputs)
     assert difference(got[0], want[0]) == ""
     assert difference(got[1], want[1]) == ""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["several requests", "binary32, two families", "wild"])
+def test_the_interpreted_ptx_of_the_backward_gives_the_bytes_of_the_cpp(
+    interpreted: device.PtxBody, best: native.Library, name: str
+):
+    b = backward(name).take(range(2))
+    rows = best.partials(b.inputs)
+    assert gradient_difference(interpreted.backward(b, rows), best.backward(b)) == ""
 
 
 @needs_nvcc

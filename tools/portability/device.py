@@ -15,6 +15,8 @@ from tools.portability import ptx
 from tracekit.providers.graphs.host import launch
 from tracekit.providers.tka1 import Inputs, Outputs, Partials
 from tracekit.providers.tka1.abi import THREADS, GpuArgs, answer, blocks, gpu_arguments, workspace
+from tracekit.providers.tka1.abi_backward import gpu_grad_arguments, grad_blocks
+from tracekit.providers.tka1.gradients import Backward, Gradients, room
 from tracekit.providers.tka1.inputs import DTYPES
 
 HERE = Path(__file__).parent
@@ -53,6 +55,21 @@ class HostBody:
         self.handle.tk_block_run(ctypes.byref(args), order)
         return out, part
 
+    def backward(self, backward: Backward, order: int = 0) -> Gradients:
+        """Compute gradients; the order as above."""
+        keep: list[npt.NDArray[Any]] = []
+
+        def place(array: npt.NDArray[Any]) -> int:
+            keep.append(array)
+            return array.ctypes.data
+
+        rows = self.run(backward.inputs)[1] if backward.rows is None else backward.rows
+        cut, grads = grad_blocks(backward), room(backward)
+        args, between = gpu_grad_arguments(backward, rows, cut, place, grads)
+        keep.extend(between)
+        self.handle.tk_block_backward(ctypes.byref(args), len(cut.items), order)
+        return grads
+
 
 def nvcc() -> str | None:
     """The CUDA compiler, if there is one."""
@@ -80,6 +97,18 @@ class PtxBody:
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
         self.counts: Counter[str] = Counter()
+
+    def backward(self, backward: Backward, rows: Partials) -> Gradients:
+        """Compute gradients from the rows before S10."""
+        cut, grads, memory = grad_blocks(backward), room(backward), ptx.Memory()
+        args, between = gpu_grad_arguments(backward, rows, cut, memory.place, grads)
+        memory.load()
+        text = self.texts[DTYPES.index(backward.inputs.dtype)]
+        for name, grid in cut.grids:
+            self.counts.update(ptx.launch(ptx.parse(text, name), grid, THREADS, bytes(args), memory))
+        memory.store()
+        del between
+        return grads
 
     def run(self, inputs: Inputs, order: int = 0) -> tuple[Outputs, Partials]:
         """Compute a launch; there is one order."""

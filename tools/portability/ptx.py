@@ -316,7 +316,8 @@ class _Grid:
     def _move(self, at: Instruction, on: Threads) -> None:
         parts = at.name.split(".")
         store, kind = parts[0] == "st", parts[-1]
-        space = next(p for p in parts[1:] if p in ("param", "shared", "local", "global"))
+        spaces = ("param", "shared", "local", "global")
+        space = next((p for p in parts[1:] if p in spaces), "global")  # the kernels take no other address
         where, what = at.operands if store else at.operands[::-1]
         base, _, offset = where.strip("[] ").partition("+")
         address = self.read(base, "u64", on).astype(np.int64) + int(offset or 0)

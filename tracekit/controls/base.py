@@ -23,9 +23,9 @@ class Correct:
         self._tka1, self._oracle = create("tka1"), Oracle()
 
     def capabilities(self) -> Capabilities:
-        """What the oracle takes, which is more, and how TKA-1 can be launched."""
-        how = self._tka1.capabilities()
-        return replace(self._oracle.capabilities(), graphs=how.graphs, schedules=how.schedules)
+        """What the oracle takes, which is more, and how TKA-1 can be launched, split and trained."""
+        how, what = self._tka1.capabilities(), self._oracle.capabilities()
+        return replace(what, graphs=how.graphs, schedules=how.schedules, splits=True, grad=True)
 
     def advertised(self) -> frozenset[ClaimId]:
         """Promises are made by the kernels themselves."""
@@ -42,6 +42,10 @@ class Correct:
     def run(self, launch: Launch) -> Answer:
         """Run a launch by the first of the two that takes all of its calls."""
         takes = not any(self._tka1.refuses(call) for call in launch.calls)
+        if not takes and (launch.execution.split is not None or launch.execution.grad):
+            raise Unsupported(
+                "TKA-1 does not take the call, and the oracle has no ranks and no backward.", rule="P-REFUSED"
+            )
         return (self._tka1 if takes else self._oracle).run(launch)
 
     def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: Pool) -> StaticLaunch:

@@ -1,4 +1,4 @@
-"""TKA-1 as the core attention of a Megatron model, forward.
+"""TKA-1 as the core attention of a Megatron model, forward and backward.
 
 `on_tka1(spec)` switches a layer spec; everything else of the model stays as it is. TKA-1 gives the same bits
 on every machine, but its definition speaks of logical rows, so padding and other documents of a batch place
@@ -8,19 +8,16 @@ cumulative lengths of a packed launch, which `DotProductAttention` does not take
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask
 from tracekit.engines.megatron_points import Kind
 from tracekit.engines.megatron_step import Slots, packed_slots
-from tracekit.engines.torch_bits import borrow
 from tracekit.errors import Unsupported
-from tracekit.model import Array, Bits, DType, Ranges, scale_to_bits
-from tracekit.providers import tka1
-from tracekit.providers.torch_tensors import to_torch
+from tracekit.model import Ranges
+from tracekit.providers import tka1, tka1_autograd
+from tracekit.providers.tka1_autograd import Layout
 
 
 def on_tka1(spec: Any) -> Any:
@@ -96,7 +93,7 @@ class Tka1Attention(DotProductAttention):  # type: ignore[misc]
             packed_seq_params: cumulative lengths of a packed launch.
 
         Raises:
-            Unsupported: `M-TKA1` for a dtype that TKA-1 does not take, a bias, dropout or a gradient;
+            Unsupported: `M-TKA1` for a dtype that TKA-1 does not take, a bias or dropout;
                 `M-MASK-...`, `M-PACKED`.
         """
         _refuse(self, (query, key, value), attention_bias)
@@ -155,57 +152,40 @@ def attend(
     scale: float,
     sink: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, with the axes of the query, and its LSE; both are zero where padding stands."""
+    """Return O, with the axes of the query, and its LSE; both are zero where padding stands.
+
+    O is differentiable. The gradients of a document do not depend on what stands beside it; that of the sink
+    is summed over documents in the order of their first slots.
+    """
     part = read_selection(mask, window, slots)
-    if isinstance(part, Ranges):
-        selection: tka1.Ranges | tka1.Lists = tka1.Ranges(part.lo, part.hi)
-    else:
-        selection = tka1.Lists(part.ids, part.offsets)
-    q, keys, values = (_flat(tensor, slots) for tensor in (query, key, value))
-    dtype = borrow(query, "query").dtype
-    held = [slots.slots_of(index) for index in range(slots.requests)]
-    family = tka1.FamilyInput(
-        tuple(np.ascontiguousarray(keys[where]) for where in held),
-        tuple(np.ascontiguousarray(values[where]) for where in held),
-        (0,) * len(held),
-        selection,
+    selection: tka1.Ranges | tka1.Lists = (
+        tka1.Ranges(part.lo, part.hi) if isinstance(part, Ranges) else tka1.Lists(part.ids, part.offsets)
     )
-    answer = tka1.attention(
-        tka1.Inputs(
-            q=np.ascontiguousarray(q[slots.row_slots]),
-            request=slots.request,
-            families=(family,),
-            sink=None if sink is None else _sink_bits(sink),
-            scale_bits=scale_to_bits(scale),
-            dtype=dtype,
-        )
+    layout = Layout(
+        rows=slots.row_slots,
+        request=slots.request,
+        positions=slots.positions,
+        held=tuple(slots.slots_of(index) for index in range(slots.requests)),
+        selection=selection,
+        scale=scale,
     )
-    out = to_torch(Bits(_unflat(answer.out, slots), dtype))
-    lse = to_torch(Bits(_unflat(answer.lse, slots), DType.FLOAT32))
-    return out.to(query.device), lse.to(query.device)
+    q, k, v = (_flat(tensor, slots) for tensor in (query, key, value))
+    out, lse = tka1_autograd.attention(q, k, v, layout, sink)
+    return _unflat(out, slots), _unflat(lse, slots)
 
 
-def _flat(tensor: torch.Tensor, slots: Slots) -> Array:
-    data = borrow(tensor, "operand").data
-    return data if slots.packed else data.swapaxes(0, 1).reshape(-1, *data.shape[2:])
+def _flat(tensor: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """`[S, B, ...]` as `[B * S, ...]`; a packed launch is as it stands."""
+    return tensor if slots.packed else tensor.transpose(0, 1).flatten(0, 1)
 
 
-def _unflat(rows: Array, slots: Slots) -> Array:
-    """Rows `[T, ...]` in their slots, `[S, B, ...]` or `[t, ...]`; zero elsewhere."""
-    flat = np.zeros((slots.batch * slots.length, *rows.shape[1:]), rows.dtype)
-    flat[slots.row_slots] = rows
-    return flat if slots.packed else flat.reshape(slots.batch, slots.length, *rows.shape[1:]).swapaxes(0, 1)
-
-
-def _sink_bits(sink: torch.Tensor) -> npt.NDArray[np.uint32]:
-    borrowed = borrow(sink, "softmax_offset")
-    return Bits(borrowed.data.copy(), borrowed.dtype).to_float32().view(np.uint32)
+def _unflat(rows: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """`[B * S, ...]` as `[S, B, ...]`, or `[t, ...]`."""
+    return rows if slots.packed else rows.view(slots.batch, slots.length, *rows.shape[1:]).transpose(0, 1)
 
 
 def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], bias: torch.Tensor | None) -> None:
     kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    sink = module.softmax_offset
-    wanting = [*tensors, *([sink] if isinstance(sink, torch.Tensor) else [])]
     checks = (
         (len(kinds) > 1, f"has {', '.join(sorted(kinds))} operands; q, k and v must have one dtype"),
         (
@@ -214,10 +194,6 @@ def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], bias: torch.Tensor |
         ),
         (bias is not None, "passes a bias, which TKA-1 does not apply"),
         (module.attention_dropout.p > 0 and module.training, "uses dropout; set attention_dropout=0"),
-        (
-            torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanting),
-            "wants gradients, which this module does not give yet; use torch.no_grad()",
-        ),
     )
     found = next((what for wrong, what in checks if wrong), None)
     if found is not None:

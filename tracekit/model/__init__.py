@@ -9,17 +9,29 @@ from tracekit.model.kv import KVFamily, KVRows
 from tracekit.model.launch_plan import LaunchPlan
 from tracekit.model.provenance import ExecutedIdentity, Identity, Provenance
 from tracekit.model.recording import Recording, Request, StepRecord, Tag
+from tracekit.model.reduction import (
+    TKA1_REDUCTION,
+    Downcast,
+    MergeOrder,
+    PartialState,
+    ReductionSpec,
+    SinkPlace,
+    Tree,
+    parse_reduction,
+)
 from tracekit.model.rows import RequestKey, RowId, Rows
 from tracekit.model.selection import Lists, Ranges, Selection
 from tracekit.model.share import Share
 
 __all__ = [
+    "TKA1_REDUCTION",
     "Array",
     "AttentionCall",
     "Bits",
     "Block",
     "Conventions",
     "DType",
+    "Downcast",
     "EmptyLse",
     "ExecutedIdentity",
     "Gradients",
@@ -31,20 +43,26 @@ __all__ = [
     "LaunchPlan",
     "Lists",
     "LseBase",
+    "MergeOrder",
     "Mode",
     "Origin",
     "Output",
+    "PartialState",
     "Provenance",
     "Ranges",
     "Recording",
+    "ReductionSpec",
     "Request",
     "RequestKey",
     "RowId",
     "Rows",
     "Selection",
     "Share",
+    "SinkPlace",
     "StepRecord",
     "Tag",
+    "Tree",
     "blocks",
+    "parse_reduction",
     "scale_to_bits",
 ]

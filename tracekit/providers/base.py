@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
+from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, Gradients, KVFamily
 from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.mode import FloatMode
 from tracekit.providers.placement import Layout, Padding, Placement
+from tracekit.providers.split import Split
 from tracekit.verdict import ClaimId
 
 
@@ -30,6 +31,8 @@ class Capabilities:
         layouts: layouts of a page that it can be asked for, its own first; empty where it takes no pages.
         padding: what it can be asked to add to a launch.
         fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
+        splits: whether it can be asked to work as the ranks of a parallel job (`Split`).
+        grad: whether it can run as in training, and give gradients where a call carries dO.
         graphs: where its launches can be captured; it is `Capturable` then (`providers/graphs/base.py`).
         schedules: names of legal ways to cut and order a launch that it can be asked for; its answers say
             then in which one they were computed.
@@ -49,6 +52,8 @@ class Capabilities:
     layouts: tuple[Layout, ...] = ()
     padding: frozenset[Padding] = frozenset()
     fills: bool = False
+    splits: bool = False
+    grad: bool = False
     graphs: frozenset[GraphKind] = frozenset()
     schedules: tuple[str, ...] = ()
 
@@ -62,6 +67,9 @@ class Execution:
         placement: where it lies in memory; None leaves that to the provider. Only a provider whose
             capabilities say that it takes a placement is asked for it.
         mode: what an earlier library left the processor in; None is as it stands. `perform` sets it.
+        split: the ranks that share the launch; None runs it in one. Asked where the capabilities say so.
+        grad: run as in training: what a backward needs is kept, and where a call carries dO (`grads.d_out`)
+            the backward runs too. Asked where the capabilities say so.
         graph: capture the launch with the inputs of its first call, and replay it for each of its calls;
             None launches them eagerly. `perform` does it. The calls have equally many rows.
         schedule: one of the schedules of the provider; None is its own choice.
@@ -70,6 +78,8 @@ class Execution:
     threads: int = 0
     placement: Placement | None = None
     mode: FloatMode | None = None
+    split: Split | None = None
+    grad: bool = False
     graph: GraphKind | None = None
     schedule: str | None = None
 
@@ -98,10 +108,12 @@ class Tensors:
     Args:
         out: O `[T, H, Dv]`.
         lse: FP32 `[T, H]`, natural, sink not counted; None where the kernel gives none.
+        grads: the dO of the call and what the backward made of it, or None where it did not run.
     """
 
     out: Bits
     lse: Bits | None
+    grads: Gradients | None = None
 
 
 @dataclass(frozen=True, eq=False)

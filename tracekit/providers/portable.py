@@ -7,13 +7,26 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tracekit.errors import Unsupported
-from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, Ranges, Selection
+from tracekit.model import (
+    AttentionCall,
+    Bits,
+    DType,
+    ExecutedIdentity,
+    Gradients,
+    KVFamily,
+    KVRows,
+    Ranges,
+    RequestKey,
+    Selection,
+)
 from tracekit.providers import tka1
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
 from tracekit.providers.graphs.kind import GraphKind
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placed import PAGE_SIZES, run_placed
 from tracekit.providers.placement import Fill, Layout, Padding
+from tracekit.providers.ranks import attention_of_ranks
+from tracekit.providers.split import Split
 from tracekit.providers.tka1.static import StaticLaunch
 from tracekit.verdict import ClaimId
 
@@ -41,6 +54,8 @@ class Tka1:
             layouts=tuple(Layout),
             padding=frozenset(Padding),
             fills=True,
+            splits=True,
+            grad=True,
             graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
             schedules=() if self._numpy else tuple(tka1.SCHEDULES),
         )
@@ -68,6 +83,11 @@ class Tka1:
                 "padding",
                 "layout",
                 "slack",
+                "splits",
+                "cp",
+                "tp",
+                "grad",
+                "backward",
             }
         )
 
@@ -95,13 +115,34 @@ class Tka1:
         def run(call: AttentionCall) -> Tensors:
             if reason := self.refuses(call):
                 raise Unsupported(f"{self.id} cannot run this call: {reason}.", rule="P-REFUSED")
+            if execution.split is not None:
+                return self._ranks(call, execution, execution.split)
+            if execution.grad:
+                return self._train(call, execution)
             tensors, schedule = self._attend(call, execution)
             ran.append(schedule)
             return tensors
 
         tensors = tuple(run_placed(run, call, execution.placement) for call in launch.calls)
-        account = None if None in ran else "; ".join(dict.fromkeys(filter(None, ran)))
+        account = None if None in ran else "; ".join(dict.fromkeys(filter(None, ran))) or None
         return Answer(tensors, self.identity(), account)
+
+    def _ranks(self, call: AttentionCall, execution: Execution, split: Split) -> Tensors:
+        """Answer one call as the ranks of a job."""
+        threads = execution.threads or None
+        at = call.rows.positions
+        got = attention_of_ranks(inputs(call), at, split, form=self.form, threads=threads)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32))
+
+    def _train(self, call: AttentionCall, execution: Execution) -> Tensors:
+        """Answer one call as a training step does, backward and all where there is a dO."""
+        threads = execution.threads or None
+        got, rows = tka1.training(inputs(call), form=self.form, threads=threads)
+        grads = None
+        if call.grads is not None:
+            done = tka1.backward(backward_of(call, call.grads.d_out, rows), form=self.form, threads=threads)
+            grads = gradients_of(call, call.grads.d_out, done)
+        return Tensors(Bits(got.out, call.dtype), Bits(got.lse, DType.FLOAT32), grads)
 
     def static(self, calls: Sequence[AttentionCall], execution: Execution, pool: HostPool) -> "Captured":
         """Return a launch over static buffers (graphs/base.py).
@@ -170,16 +211,39 @@ class Tka1Numpy(Tka1):
     form: Form = "numpy"
 
 
+def in_order(call: AttentionCall) -> list[KVFamily]:
+    """Return the families of a call by the numbers that TKA-1 gives them."""
+    return sorted(call.selection.families, key=_ORDER.index)
+
+
 def inputs(call: AttentionCall) -> tka1.Inputs:
     """Return a call in the words of TKA-1."""
     return tka1.Inputs(
         q=call.q.data,
         request=call.rows.request,
-        families=tuple(_family(call, family) for family in sorted(call.selection.families, key=_ORDER.index)),
+        families=tuple(_family(call, family) for family in in_order(call)),
         sink=None if call.sink is None else call.sink.data,
         scale_bits=call.conventions.scale_bits,
         dtype=call.dtype,
     )
+
+
+def backward_of(call: AttentionCall, d_out: Bits, rows: tka1.Partials | None = None) -> tka1.Backward:
+    """Return the backward of a call in the words of TKA-1; `rows` are those before S10, where kept."""
+    return tka1.Backward(inputs(call), call.rows.positions, d_out.data, d_out.dtype, rows)
+
+
+def gradients_of(call: AttentionCall, d_out: Bits, done: tka1.Gradients) -> Gradients:
+    """Return what TKA-1 gave in the words of a call: binary32, the sink summed by ascending request key."""
+    d_kv: dict[RequestKey, dict[KVFamily, KVRows]] = {key: {} for key in call.rows.requests}
+    for family, grads in zip(in_order(call), done.families, strict=True):
+        for key, keys, values in zip(call.rows.requests, grads.keys, grads.values, strict=True):
+            held = call.kv[key][family]
+            value = None if values is keys else Bits(values, DType.FLOAT32)
+            d_kv[key][family] = KVRows(Bits(keys, DType.FLOAT32), value, held.first, held.generation)
+    order = sorted(range(len(call.rows.requests)), key=lambda i: call.rows.requests[i])
+    sink = None if done.d_sink is None else Bits(tka1.sum_of_sinks(done.d_sink, order), DType.FLOAT32)
+    return Gradients(d_out, Bits(done.d_q, DType.FLOAT32), d_kv, sink)
 
 
 def _family(call: AttentionCall, family: KVFamily) -> tka1.FamilyInput:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _COMPILERS: dict[Vendor, Kind] = {"cuda": "nvrtc", "hip": "hiprtc"}
 _WIDEST = 512
+_OF_THE_CPU = ("splits", "cp", "tp", "grad", "backward")
+"""Claims about partials and gradients, which no device gives yet."""
 
 
 class Device:
@@ -110,12 +112,13 @@ class Tka1Cuda(Tka1):
         _torch_device(self.vendor)
 
     def capabilities(self) -> Capabilities:
-        """As `tka1`; its launches can be captured on the device."""
-        return replace(super().capabilities(), graphs=frozenset({GraphKind.DEVICE}), schedules=())
+        """As `tka1`; its launches can be captured on the device. Ranks and gradients are those of the CPU."""
+        graphs = frozenset({GraphKind.DEVICE})
+        return replace(super().capabilities(), graphs=graphs, schedules=(), splits=False, grad=False)
 
     def advertised(self) -> frozenset[ClaimId]:
         """As `tka1`, with `graph`; threads, schedules and frozen calls are those of a host."""
-        return super().advertised() - {"threads", "schedule", "host-graph"} | {"after", "graph"}
+        return super().advertised() - {"threads", "schedule", "host-graph", *_OF_THE_CPU} | {"after", "graph"}
 
     def refuses(self, call: AttentionCall) -> str | None:
         """Return why it cannot run a call."""

@@ -34,10 +34,12 @@ class Variant:
         launch: calls whose rows keep their identity; together they hold every row of the original call
             at least once in one of the variants. Rows of other requests are companions: they are run, and
             not compared.
+        free: tensors that the variant may legally change, of `d_q`, `d_kv` and `d_sink`; not compared.
     """
 
     name: str
     launch: Launch
+    free: frozenset[str] = frozenset()
 
 
 class Relation(Protocol):
@@ -72,6 +74,20 @@ class Physical(Protocol):
 def on_kernel(relation: Relation, capabilities: Capabilities) -> Relation:
     """Return a relation for a kernel; most ask the same of every kernel."""
     return relation.on(capabilities) if isinstance(relation, Physical) else relation
+
+
+@runtime_checkable
+class Grounded(Protocol):
+    """What a relation adds whose variants are held against another launch than the call as it stands."""
+
+    def base(self, call: AttentionCall) -> Launch:
+        """Return the launch whose answer is the baseline."""
+        ...
+
+
+def base_of(relation: Relation | None, call: AttentionCall) -> Launch:
+    """Return the baseline of a relation; of most it is the call alone."""
+    return relation.base(call) if isinstance(relation, Grounded) else Launch((call,))
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from tracekit.model import AttentionCall, IndexerCall
 from tracekit.providers.base import Launch, Provider, roundings
 from tracekit.providers.indexers import IndexerLaunch, IndexerProvider
 from tracekit.providers.perform import perform
-from tracekit.relations.base import Variant
+from tracekit.relations.base import Variant, base_of
 from tracekit.relations.indexers import IndexerVariant
 from tracekit.replayer import plain
 from tracekit.replayer.channel import Channel
@@ -62,17 +62,22 @@ class Child:
             case Rounds():
                 own: Any = self.provider
                 return roundings(own, self.call)  # type: ignore[arg-type]
-            case Baseline(threads):
+            case Baseline(threads, relation):
                 call = self.call
-                alone = IndexerLaunch((call,)) if isinstance(call, IndexerCall) else Launch((call,))
-                return self._run(alone, threads)
+                if isinstance(call, IndexerCall):
+                    return self._run(IndexerLaunch((call,)), threads)
+                return self._run(base_of(relation, call), threads)
             case Begin(relation, seed, threads):
                 variants: Any = relation.variants
                 self.variants, self.threads = variants(self.call, seed), threads
                 return None
             case Next():
                 variant = next(self.variants, None)
-                return variant and (variant.name, self._run(variant.launch, self.threads))
+                return variant and (variant.name, self._varied(variant))
+
+    def _varied(self, variant: Variant | IndexerVariant) -> Answered:
+        answered = self._run(variant.launch, self.threads)
+        return replace(answered, free=variant.free) if isinstance(variant, Variant) else answered
 
     def _run(self, launch: Launch | IndexerLaunch, threads: int) -> Answered:
         """Run a launch; where it asks for no number of threads, with those of the user."""

@@ -1,15 +1,29 @@
 """What goes between the replay and the child process in which a kernel runs."""
 
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.errors import ProviderFailed
-from tracekit.model import Array, AttentionCall, Bits, DType, ExecutedIdentity, IndexerCall, RequestKey, Rows
+from tracekit.errors import InvalidCall, ProviderFailed
+from tracekit.model import (
+    Array,
+    AttentionCall,
+    Bits,
+    DType,
+    ExecutedIdentity,
+    Gradients,
+    IndexerCall,
+    KVFamily,
+    KVRows,
+    RequestKey,
+    Rows,
+)
 from tracekit.providers import indexers
 from tracekit.providers.base import Answer, Capabilities, Launch, Provider, Tensors
 from tracekit.providers.indexers import IndexerProvider
@@ -89,6 +103,10 @@ class Answered:
         out: `[n, H, Dv]`.
         lse: FP32 `[n, H]`, or None where the kernel gives none.
         executed: what ran.
+        d_q: `[n, H, D]`, or None where no backward ran, like the others.
+        d_kv: gradients of KV, of the requests that one call of the launch holds.
+        d_sink: FP32 `[H]`, where the launch is one call.
+        free: what the variant may legally change: names of these tensors.
         schedule: in which way, as `Answer` says it.
     """
 
@@ -98,6 +116,10 @@ class Answered:
     out: Bits
     lse: Bits | None
     executed: ExecutedIdentity
+    d_q: Bits | None = None
+    d_kv: Mapping[RequestKey, Mapping[KVFamily, KVRows]] = field(default_factory=dict)
+    d_sink: Bits | None = None
+    free: frozenset[str] = frozenset()
     schedule: str | None = None
 
     def aligned(self, rows: Rows) -> tuple[Array, Array]:
@@ -140,6 +162,8 @@ def gather(launch: Launch, answer: Answer) -> Answered:
             tensors.lse.shape != out[:2] or tensors.lse.dtype is not DType.FLOAT32
         ):
             raise _wrong(f"an LSE {tensors.lse} where float32 {list(out[:2])} was asked for")
+        if launch.execution.grad and call.grads is not None:
+            _check_gradients(call, tensors.grads)
     requests: dict[RequestKey, int] = {}
     request = []
     for call in launch.calls:
@@ -153,8 +177,36 @@ def gather(launch: Launch, answer: Answer) -> Answered:
         Bits(np.concatenate([tensors.out.data for tensors in answer.tensors]), launch.calls[0].dtype),
         Bits(np.concatenate(lse), DType.FLOAT32) if len(lse) == len(launch.calls) else None,
         answer.executed,
-        answer.schedule,
+        *_gradients(launch, answer),
+        schedule=answer.schedule,
     )
+
+
+def _check_gradients(call: AttentionCall, grads: Gradients | None) -> None:
+    """Refuse an answer to a call with dO that lacks a gradient, or has one of another shape."""
+    if not isinstance(grads, Gradients) or grads.d_q is None or (call.sink is None) != (grads.d_sink is None):
+        raise _wrong("not every gradient of a call with dO")
+    if any(set(grads.d_kv.get(key, {})) < set(call.selection.families) for key in call.rows.requests):
+        raise _wrong("not the gradient of all KV of a call with dO")
+    try:
+        replace(call, grads=grads)
+    except InvalidCall as error:
+        raise _wrong(f"gradients that do not fit: {error}") from error
+
+
+def _gradients(
+    launch: Launch, answer: Answer
+) -> tuple[Bits | None, Mapping[RequestKey, Mapping[KVFamily, KVRows]], Bits | None]:
+    """The gradients of a launch in one piece: what is summed over calls is none of one call, and left out."""
+    found = [tensors.grads for tensors in answer.tensors]
+    grads = [one for one in found if one is not None]
+    d_q = [one.d_q for one in grads if one.d_q is not None]
+    if not launch.execution.grad or len(d_q) != len(found):
+        return None, {}, None
+    counts = Counter(key for call in launch.calls for key in call.rows.requests)
+    d_kv = {key: dict(rows) for one in grads for key, rows in one.d_kv.items() if counts[key] == 1}
+    whole = Bits(np.concatenate([bits.data for bits in d_q]), d_q[0].dtype)
+    return whole, d_kv, grads[0].d_sink if len(grads) == 1 else None
 
 
 def _wrong(what: str) -> ProviderFailed:
@@ -192,9 +244,10 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Run the call as it stands; reply `Answered`."""
+    """Run the call as it stands, or as a relation wants its baseline; reply `Answered`."""
 
     threads: int
+    relation: Relation | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +282,12 @@ def most_bytes(message: Message, call: AttentionCall | IndexerCall | None) -> in
     if isinstance(call, IndexerCall):
         return _SLACK + _MORE_ROWS * (call.num_rows + 1) * (call.k * _CHOSEN + 256)
     row = call.num_heads * (call.value_dim * call.dtype.container.itemsize + 4) + 256
-    return _SLACK + _MORE_ROWS * (call.num_rows + 1) * row
+    most = _SLACK + _MORE_ROWS * (call.num_rows + 1) * row
+    if call.grads is None:
+        return most
+    held = [rows for families in call.kv.values() for rows in families.values()]
+    kv = sum(rows.keys.size + rows.value_bits.size for rows in held)
+    return most + 4 * _MORE_ROWS * (call.q.size + call.num_heads + kv)
 
 
 def replies(message: Message) -> type | tuple[type, ...]:

@@ -114,7 +114,7 @@ def _capabilities(given: object) -> Capabilities:
     if not isinstance(given, Capabilities):
         raise wrong(f"{_shown(given)} as its capabilities")
     flags = {}
-    for name in ("two_families", "lists", "sink", "lse", "launch_plan", "fills"):
+    for name in ("two_families", "lists", "sink", "lse", "launch_plan", "fills", "splits", "grad"):
         flags[name] = getattr(given, name)
         if type(flags[name]) is not bool:
             raise wrong(f"{_shown(flags[name])} as its capability {name}")

@@ -18,7 +18,8 @@ from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
-from tracekit.relations.base import Expectation, Relation, Rescheduled, subject_of
+from tracekit.relations.base import Expectation, Grounded, Relation, Rescheduled, subject_of
+from tracekit.replayer.gradients import compare_gradients
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
@@ -138,8 +139,10 @@ class Session:
             case Expectation.ENVELOPE if baseline is not None:
                 self._judge_envelope(tally, index, call, baseline)
             case Expectation.BASELINE if baseline is not None:
+                if isinstance(tally.relation, Grounded) and self.worker is not None:
+                    baseline = self.worker.baseline(call, self.threads, tally.relation)
                 expected = {"out": baseline.out, "lse": baseline.lse}
-                self._judge_bits(tally, index, call, expected, baseline.schedule)
+                self._judge_bits(tally, index, call, expected, baseline)
             case Expectation.TRACE:
                 self._judge_bits(tally, index, call, recorded(call))
                 baseline = self._judged
@@ -155,7 +158,7 @@ class Session:
         index: int,
         call: AttentionCall,
         expected: Mapping[str, Bits | None],
-        usual: str | None = None,
+        baseline: Answered | None = None,
     ) -> None:
         assert self.worker is not None
         covered = np.zeros(call.num_rows, np.bool_)
@@ -164,11 +167,17 @@ class Session:
             if tally.relation.expects is Expectation.TRACE and _is_another(tally, call, answered):
                 return
             if isinstance(tally.relation, Rescheduled):
+                usual = None if baseline is None else baseline.schedule
                 # What was asked for proves nothing; only what the kernel says that it did.
                 tally.schedules[name] |= answered.schedule not in (None, usual)
                 if answered.schedule in (None, usual):
                     continue
             comparison, rows = compare_answer(call, expected, answered)
+            if baseline is not None:
+                gradients, absent = compare_gradients(call, baseline, answered)
+                comparison += gradients
+                if absent and not tally.missing:
+                    tally.missing = f"{absent} is missing in variant `{name}` of call {index}"
             covered[rows] = True
             self._judged = answered
             if expected.get("lse") is not None and answered.lse is None:
@@ -236,7 +245,7 @@ class Session:
         return all(not compare_answer(call, {name: bits}, wrong)[0].same for name, bits in expected.items())
 
     def _twin_is_refuted(self, relation: Relation, call: AttentionCall, judged: Answered) -> bool:
-        baseline = self.controls.baseline(call, self.threads)
+        baseline = self.controls.baseline(call, self.threads, relation)
         if relation.expects is Expectation.ENVELOPE:
             # Only the tensors that were judged: a fault in an LSE proves nothing about O.
             lse = None if judged.lse is None else baseline.lse
@@ -247,7 +256,11 @@ class Session:
             )
         expected = {"out": baseline.out, "lse": baseline.lse}
         variants = self.controls.variants(call, relation, self.seed, self.threads)
-        return any(not compare_answer(call, expected, answered)[0].same for _, answered in variants)
+        return any(
+            not compare_answer(call, expected, answered)[0].same
+            or not compare_gradients(call, baseline, answered)[0].same
+            for _, answered in variants
+        )
 
     def _bound(self, call: AttentionCall) -> Envelope:
         declared = call.conventions.score_dtype, call.conventions.probability_dtype

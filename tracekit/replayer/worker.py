@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
-from tracekit.model import AttentionCall, DType, IndexerCall
+from tracekit.model import AttentionCall, DType, Gradients, IndexerCall
 from tracekit.relations.base import Relation
 from tracekit.relations.indexers import IndexerRelation
 from tracekit.replayer.channel import Channel, TooLong, Unreadable
@@ -100,10 +100,12 @@ class Worker:
         self._take(call)
         return self._ask(Rounds())  # type: ignore[no-any-return]
 
-    def baseline(self, call: AttentionCall | IndexerCall, threads: int) -> Answered:
-        """Run a call as it stands; errors as `open`, and Unsupported."""
+    def baseline(
+        self, call: AttentionCall | IndexerCall, threads: int, relation: Relation | None = None
+    ) -> Answered:
+        """Run a call as it stands, or as a relation wants it; errors as `open`, and Unsupported."""
         self._take(call)
-        return self._ask(Baseline(threads))  # type: ignore[no-any-return]
+        return self._ask(Baseline(threads, relation))  # type: ignore[no-any-return]
 
     def respond(self, call: AttentionCall) -> Answered:
         """Run a call that holds an answer, for a twin that spoils that answer; errors as `baseline`."""
@@ -248,7 +250,8 @@ def _asked(call: AttentionCall | IndexerCall) -> AttentionCall | IndexerCall:
     """Return a call without the answers that were recorded."""
     if isinstance(call, IndexerCall):
         return replace(call, scores=None)
-    return replace(call, out=None, lse=None, grads=None)
+    grads = None if call.grads is None else Gradients(call.grads.d_out)  # dO is no answer
+    return replace(call, out=None, lse=None, grads=grads)
 
 
 def _what(message: Message) -> str:

@@ -12,6 +12,7 @@ from tracekit.model import (
     Conventions,
     DType,
     ExecutedIdentity,
+    Gradients,
     KVFamily,
     KVRows,
     Lists,
@@ -138,6 +139,14 @@ def sparse_call(
         conventions=Conventions(scale_to_bits(head_dim**-0.5), window=window),
         provenance=Provenance("in memory", "none", ExecutedIdentity("none")),
     )
+
+
+def with_d_out(call: AttentionCall, seed: int = 0) -> AttentionCall:
+    """Return the call with a gradient of O, in the dtype of the call."""
+    random = np.random.default_rng([seed, 1])
+    shape = (call.num_rows, call.num_heads, call.value_dim)
+    d_out = Bits.from_float32(random.standard_normal(shape, np.float32), call.dtype)
+    return replace(call, grads=Gradients(d_out))
 
 
 def record(call: AttentionCall, provider: Provider) -> AttentionCall:

@@ -6,13 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from tracekit.compare import Comparison, Roundings, compare_bits, compare_envelope, envelope
+from tracekit.compare import Comparison, Roundings, compare_envelope, envelope
 from tracekit.controls.base import Correct
-from tracekit.model import AttentionCall, Bits, Origin, Output
-from tracekit.providers.base import Launch, Provider
+from tracekit.model import AttentionCall, Origin, Output
+from tracekit.providers.base import Provider
 from tracekit.providers.perform import perform
-from tracekit.relations.base import Expectation, Relation, Variant, on_kernel, subject_of
+from tracekit.relations.base import Expectation, Relation, Variant, base_of, on_kernel, subject_of
+from tracekit.replayer.gradients import compare_gradients
 from tracekit.replayer.messages import Answered, gather
+from tracekit.replayer.session import compare_answer
 from tracekit.testing.build import dense_call, sparse_call
 
 
@@ -91,6 +93,7 @@ class RelationSuite:
                 assert self._judge(self.bound.broken(), call).first is not None
                 continue
             right, wrong = self._run(self.correct(), call), self._run(self.bound.broken(), call)
+            # Of O and the LSE; the gradients of a twin may be wrong anywhere, as long as they vary.
             assert right.out.same(wrong.out)
             assert right.lse is not None
             assert wrong.lse is not None
@@ -104,7 +107,7 @@ class RelationSuite:
         return list(self.bound.variants(call, seed=7))
 
     def _run(self, provider: Provider, call: AttentionCall) -> Answered:
-        launch = Launch((call,))
+        launch = base_of(self.bound, call)
         return gather(launch, provider.run(launch))
 
     def _judge(self, provider: Provider, call: AttentionCall) -> Comparison:
@@ -120,13 +123,11 @@ class RelationSuite:
         found = Comparison()
         for variant in self._variants(call):
             answer = gather(variant.launch, perform(provider, variant.launch))
-            places, rows = answer.aligned(call.rows)
-            pairs: dict[str, tuple[Bits, Bits]] = {
-                "out": (baseline.out.take(rows), answer.out.take(places)),
-            }
-            if baseline.lse is not None and answer.lse is not None:
-                pairs["lse"] = (baseline.lse.take(rows), answer.lse.take(places))
-            found += compare_bits(pairs, call.rows, call.layer, rows)
+            answer = replace(answer, free=variant.free)
+            found += compare_answer(call, {"out": baseline.out, "lse": baseline.lse}, answer)[0]
+            gradients, absent = compare_gradients(call, baseline, answer)
+            assert absent is None, absent
+            found += gradients
         return found
 
 

@@ -8,8 +8,10 @@ from tracekit.env import settings
 from tracekit.errors import Unsupported
 from tracekit.providers.graphs.pool import HostPool
 from tracekit.providers.placement import Fill
-from tracekit.providers.tka1 import native, numpy_form
+from tracekit.providers.tka1 import native, numpy_backward, numpy_form
+from tracekit.providers.tka1.gradients import Backward, FamilyGradients, Gradients, sum_of_sinks
 from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
+from tracekit.providers.tka1.numpy_backward import merge_sums
 from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
 from tracekit.providers.tka1.schedules import SCHEDULES, Schedule
 from tracekit.providers.tka1.static import StaticLaunch
@@ -19,8 +21,11 @@ __all__ = [
     "LEAF",
     "SCHEDULES",
     "SPEC",
+    "Backward",
+    "FamilyGradients",
     "FamilyInput",
     "Form",
+    "Gradients",
     "Inputs",
     "Lists",
     "Outputs",
@@ -29,12 +34,17 @@ __all__ = [
     "Run",
     "Served",
     "attention",
+    "backward",
     "fewest_runs",
     "merge",
+    "merge_sums",
     "partials",
     "scheduled",
     "serving",
     "static",
+    "sum_of_sinks",
+    "training",
+    "within",
 ]
 
 SPEC = "tka1"
@@ -136,6 +146,43 @@ def partials(
     """
     some = inputs if run is None else within(inputs, run)
     return _pick(form, isa)[2](some, settings().threads if threads is None else threads)
+
+
+def training(
+    inputs: Inputs, *, form: Form = "auto", threads: int | None = None, isa: str | None = None
+) -> tuple[Outputs, Partials]:
+    """Compute a launch as `attention`, and keep its rows before S10 for `backward`.
+
+    Args:
+        inputs: the launch.
+        form: as `attention`, like the others; errors as there.
+        threads: as `attention`.
+        isa: as `attention`.
+
+    Returns:
+        The outputs, bit for bit those of `attention`, and the partials of the whole rows.
+    """
+    count = settings().threads if threads is None else threads
+    served = _pick(form, isa)[0]
+    return (numpy_form if served.isa is None else native.load(served.isa)).training(inputs, count)
+
+
+def backward(
+    launch: Backward, *, form: Form = "auto", threads: int | None = None, isa: str | None = None
+) -> Gradients:
+    """Compute the gradients of a launch (docs/tka1.md, S16).
+
+    Args:
+        launch: the launch, its dO, and its rows before S10 where they were kept.
+        form: as `attention`, like the others; errors as there.
+        threads: as `attention`.
+        isa: as `attention`.
+    """
+    count = settings().threads if threads is None else threads
+    served = _pick(form, isa)[0]
+    if served.isa is None:
+        return numpy_backward.run(launch, count)
+    return native.load(served.isa).backward(launch, count)
 
 
 def static(launches: Sequence[Inputs], threads: int | None, pool: HostPool) -> StaticLaunch:

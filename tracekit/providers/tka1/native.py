@@ -22,6 +22,8 @@ from tracekit.providers.guarded import Guarded, filled_heap
 from tracekit.providers.placement import Fill
 from tracekit.providers.tka1 import selftest
 from tracekit.providers.tka1.abi import Args, arguments
+from tracekit.providers.tka1.abi_backward import GradArgs, grad_arguments
+from tracekit.providers.tka1.gradients import Backward, Gradients, room
 from tracekit.providers.tka1.inputs import Inputs, Outputs, Partials
 from tracekit.providers.tka1.schedules import Ran, Schedule
 
@@ -92,6 +94,28 @@ class Library:
         """Compute the rows before S10."""
         return self._partials(self.handle.tka1_run, inputs, threads)
 
+    def training(self, inputs: Inputs, threads: int = 1) -> tuple[Outputs, Partials]:
+        """Compute a launch and keep its rows before S10, in one pass."""
+        out, part = _outputs(inputs), _partials(inputs)
+        results = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
+        results |= {"acc": part.acc, "l": part.l, "m": part.m}
+        self._call(self.handle.tka1_run, inputs, threads, _as_it_is, **results)
+        return out, part
+
+    def backward(self, backward: Backward, threads: int = 1) -> Gradients:
+        """Compute the gradients of a launch (S16)."""
+        rows = self.partials(backward.inputs, threads) if backward.rows is None else backward.rows
+        grads = room(backward)
+        keep: list[npt.NDArray[Any]] = []
+
+        def place(array: npt.NDArray[Any]) -> int:
+            keep.append(array)
+            return array.ctypes.data
+
+        args = grad_arguments(backward, rows, grads, place)
+        self.check(self.handle.tka1_backward(ctypes.byref(args), max(1, threads)))
+        return grads
+
     def clear_run(self, inputs: Inputs, threads: int = 1) -> Outputs:
         """Compute a launch by the clear form (kernels/tk_clear.h), slowly and on one thread."""
         return self._outputs(self.handle.tka1_clear, inputs, threads)
@@ -101,23 +125,13 @@ class Library:
         return self._partials(self.handle.tka1_clear, inputs, threads)
 
     def _outputs(self, entry: Any, inputs: Inputs, threads: int, *more: Any) -> Outputs:
-        rows, heads, _ = inputs.q.shape
-        out = Outputs(
-            np.empty((rows, heads, inputs.value_dim), inputs.dtype.container),
-            np.empty((rows, heads), np.uint32),
-            np.empty((rows, heads), np.uint32),
-        )
+        out = _outputs(inputs)
         results = {"out": out.out, "lse": out.lse, "lse_sink": out.lse_with_sink}
         self._call(entry, inputs, threads, _as_it_is, *more, **results)
         return out
 
     def _partials(self, entry: Any, inputs: Inputs, threads: int) -> Partials:
-        rows, heads, _ = inputs.q.shape
-        part = Partials(
-            np.empty((rows, heads, inputs.value_dim), np.uint32),
-            np.empty((rows, heads), np.uint32),
-            np.empty((rows, heads), np.int32),
-        )
+        part = _partials(inputs)
         self._call(entry, inputs, threads, _as_it_is, acc=part.acc, l=part.l, m=part.m)
         return part
 
@@ -146,6 +160,24 @@ class Library:
                 rule="K-MEMORY",
                 library=str(self.path),
             )
+
+
+def _outputs(inputs: Inputs) -> Outputs:
+    rows, heads, _ = inputs.q.shape
+    return Outputs(
+        np.empty((rows, heads, inputs.value_dim), inputs.dtype.container),
+        np.empty((rows, heads), np.uint32),
+        np.empty((rows, heads), np.uint32),
+    )
+
+
+def _partials(inputs: Inputs) -> Partials:
+    rows, heads, _ = inputs.q.shape
+    return Partials(
+        np.empty((rows, heads, inputs.value_dim), np.uint32),
+        np.empty((rows, heads), np.uint32),
+        np.empty((rows, heads), np.int32),
+    )
 
 
 def find(isa: str) -> Path | None:
@@ -196,15 +228,17 @@ def load(isa: str) -> Library:
 def load_file(path: Path, isa: str) -> Library:
     """Open one library file and test it; errors as `load`."""
     library = Library(path, isa, _open(path))
-    selftest.check(library.run, library.partials, str(path))
+    selftest.check(library.run, library.partials, str(path), backward=library.backward)
     return library
 
 
 def _open(path: Path) -> ctypes.CDLL:
     handle = ctypes.CDLL(str(path))
-    handle.tka1_args_size.restype = ctypes.c_int64
-    complete = all(hasattr(handle, name) for name in ("tka1_run", "tka1_run_as", "tka1_clear"))
-    if not complete or handle.tka1_args_size() != ctypes.sizeof(Args):
+    sizes = {"tka1_args_size": Args, "tka1_grad_args_size": GradArgs}
+    complete = all(
+        hasattr(handle, name) for name in ("tka1_run", "tka1_run_as", "tka1_clear", "tka1_backward")
+    )
+    if not complete or not all(_fits(handle, name, layout) for name, layout in sizes.items()):
         raise ProviderFailed(
             f"{path} was built from other sources than this tracekit; install again, or use the numpy form.",
             rule="K-ABI",
@@ -212,6 +246,7 @@ def _open(path: Path) -> ctypes.CDLL:
         )
     for entry in (handle.tka1_run, handle.tka1_clear):
         entry.argtypes = [ctypes.POINTER(Args), ctypes.c_int]
+    handle.tka1_backward.argtypes = [ctypes.POINTER(GradArgs), ctypes.c_int]
     handle.tka1_run_as.argtypes = [
         ctypes.POINTER(Args),
         ctypes.c_int,
@@ -219,3 +254,12 @@ def _open(path: Path) -> ctypes.CDLL:
         ctypes.POINTER(Ran),
     ]
     return handle
+
+
+def _fits(handle: ctypes.CDLL, name: str, layout: type[ctypes.Structure]) -> bool:
+    """Whether a library knows a structure, and with the size that it has here."""
+    size = getattr(handle, name, None)
+    if size is None:
+        return False
+    size.restype = ctypes.c_int64
+    return bool(size() == ctypes.sizeof(layout))

@@ -50,20 +50,29 @@ def run(inputs: Inputs, threads: int = 1) -> Outputs:
     """
     del threads
     with np.errstate(all="ignore"):
-        return _finish(_rows(inputs), inputs.sink, inputs.dtype)
+        return _finish(whole_rows(inputs), inputs.sink, inputs.dtype)
+
+
+def training(inputs: Inputs, threads: int = 1) -> tuple[Outputs, Partials]:
+    """Compute a launch and keep its rows before S10; arguments and errors as `run`."""
+    return run(inputs, threads), partials(inputs, threads)
 
 
 def partials(inputs: Inputs, threads: int = 1) -> Partials:
     """Compute the rows before S10; arguments and errors as `run`."""
     del threads
     with np.errstate(all="ignore"):
-        rows = _rows(inputs)
+        rows = whole_rows(inputs)
     poisoned = np.isnan(rows.l)[..., None]
     return Partials(np.where(poisoned, np.uint32(ar.NAN), ar.one_nan(rows.acc)), ar.one_nan(rows.l), rows.m)
 
 
-def merge(parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None, dtype: DType) -> Outputs:
+def merge(
+    parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None, dtype: DType, *, left_fold: bool = False
+) -> Outputs:
     """Merge the partials of disjoint aligned runs, given with their tree keys, ascending (S14).
+
+    `left_fold` takes the keys one after the other instead: the reduction of other kernels, not that of TKA-1.
 
     Raises:
         Unsupported: `S1-FLUSH` where the caller flushes subnormals.
@@ -73,12 +82,16 @@ def merge(parts: Sequence[tuple[int, Partials]], sink: ar.U32 | None, dtype: DTy
     with np.errstate(all="ignore"):
         for at, (key, part) in enumerate(parts):
             level = (parts[at - 1][0] ^ key).bit_length() if at else TOP
-            _merge_below(level, stack)
-            where = np.zeros(len(part.l), np.int64)
-            acc, l = part.acc.view(np.float32), part.l.view(np.float32)  # noqa: E741
-            stack.append((level, Nodes(where, where, acc, l, part.m)))
+            _merge_below(TOP if left_fold else level, stack)
+            stack.append((level, given_rows(part)))
         _merge_below(TOP, stack)
         return _finish(stack[0][1], sink, dtype)
+
+
+def given_rows(part: Partials) -> Nodes:
+    """Return partials of one run as nodes."""
+    where = np.zeros(len(part.l), np.int64)
+    return Nodes(where, where, part.acc.view(np.float32), part.l.view(np.float32), part.m)
 
 
 def _merge_below(level: int, stack: list[tuple[int, Nodes]]) -> None:
@@ -88,7 +101,7 @@ def _merge_below(level: int, stack: list[tuple[int, Nodes]]) -> None:
         stack.append((meets, _merge(low, high)))
 
 
-def _rows(inputs: Inputs) -> Nodes:
+def whole_rows(inputs: Inputs) -> Nodes:
     """The partial of every query row, families merged in the order of their numbers (S9)."""
     ar.require_subnormals()
     total = _empty(inputs)
@@ -226,8 +239,33 @@ def _tree(nodes: Nodes) -> Nodes:
     return nodes
 
 
-def _finish(rows: Nodes, sink_bits: ar.U32 | None, dtype: DType) -> Outputs:
-    """S10 to S13: the sink, both LSE values, the division and the rounding to the launch's dtype."""
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """What S10 makes of rows before the division, each [T, H].
+
+    Args:
+        top: Md.
+        factor: f.
+        reciprocal: 1 / ld.
+        sink: p * 2^(n - Md) of the sink, +0 without one.
+        lse: without the sink.
+        lse_with_sink: with it.
+        poisoned: rows of S10.1.
+        zero: rows of S10.2 and S10.3.
+    """
+
+    top: ar.I32
+    factor: ar.F32
+    reciprocal: ar.F32
+    sink: ar.F32
+    lse: ar.F32
+    lse_with_sink: ar.F32
+    poisoned: npt.NDArray[np.bool_]
+    zero: npt.NDArray[np.bool_]
+
+
+def ends(rows: Nodes, sink_bits: ar.U32 | None) -> Ends:
+    """S10 and S12: the sink, the denominator and both LSE values."""
     sink = np.full(rows.l.shape, -np.inf, np.float32)
     if sink_bits is not None:
         sink[:] = sink_bits.view(np.float32)
@@ -240,18 +278,35 @@ def _finish(rows: Nodes, sink_bits: ar.U32 | None, dtype: DType) -> Outputs:
     plain = np.isneginf(sink)  # S10.4
     top = np.where(plain, m, np.maximum(m, n)).astype(np.int32)
     factor = ar.pow2(m - top)
-    below = np.where(plain, 0, n - top).astype(np.int32)
-    denominator = np.where(plain, l, ar.fma(l, factor, p * ar.pow2(below)))
+    weight = np.where(plain, np.float32(0), p * ar.pow2(np.where(plain, 0, n - top).astype(np.int32)))
+    denominator = np.where(plain, l, ar.fma(l, factor, weight))
     lse_with_sink = np.where(plain, lse, ar.log_parts(denominator, top))
-
     lse_with_sink = np.where(empty, sink, lse_with_sink)  # S10.3
     lse_with_sink = np.where(np.isposinf(sink), sink, lse_with_sink)  # S10.2
-    poisoned = np.isnan(rows.l) | np.isnan(sink)  # S10.1
-    value = (rows.acc * factor[..., None]) * ar.reciprocal(denominator)[..., None]
-    value = np.where((empty | np.isposinf(sink))[..., None], np.float32(0), value)
-    value = np.where(poisoned[..., None], np.float32(np.nan), value)
+    return Ends(
+        top,
+        factor,
+        ar.reciprocal(denominator),
+        weight,
+        lse,
+        lse_with_sink,
+        np.isnan(rows.l) | np.isnan(sink),
+        empty | np.isposinf(sink),
+    )
+
+
+def values(rows: Nodes, end: Ends) -> ar.F32:
+    """S11 before its rounding: O [T, H, Dv]."""
+    value = (rows.acc * end.factor[..., None]) * end.reciprocal[..., None]
+    value = np.where(end.zero[..., None], np.float32(0), value)
+    return np.where(end.poisoned[..., None], np.float32(np.nan), value)
+
+
+def _finish(rows: Nodes, sink_bits: ar.U32 | None, dtype: DType) -> Outputs:
+    """S10 to S13."""
+    end = ends(rows, sink_bits)
     return Outputs(
-        ar.narrow(value, dtype),
-        np.where(poisoned, np.uint32(ar.NAN), lse.view(np.uint32)),
-        np.where(poisoned, np.uint32(ar.NAN), lse_with_sink.view(np.uint32)),
+        ar.narrow(values(rows, end), dtype),
+        np.where(end.poisoned, np.uint32(ar.NAN), end.lse.view(np.uint32)),
+        np.where(end.poisoned, np.uint32(ar.NAN), end.lse_with_sink.view(np.uint32)),
     )

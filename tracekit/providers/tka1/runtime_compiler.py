@@ -23,7 +23,7 @@ from tracekit.errors import ProviderFailed, Unavailable
 Kind = Literal["nvrtc", "hiprtc"]
 
 ENTRY = "tk_gpu.cu"
-HEADERS = ("tk_block.h", "tk_row.h", "tk_args.h", "tk_math.h")
+HEADERS = ("tk_grad_block.h", "tk_grad.h", "tk_block.h", "tk_row.h", "tk_args.h", "tk_math.h")
 
 _OPTIONS: dict[Kind, tuple[str, ...]] = {  # S1: no contraction, subnormals kept
     "nvrtc": ("-std=c++17", "--fmad=false", "--ftz=false"),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tracekit.errors import ProviderFailed
 from tracekit.model.bits import DType
+from tracekit.providers.tka1.gradients import Backward, Gradients
 from tracekit.providers.tka1.inputs import FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 
 EXPECTED = "944c440bda279eed6132445cfcf352a2f61854419a4e5b6ed075ac2d9b5bcd91"
@@ -21,7 +22,11 @@ EXPECTED = "944c440bda279eed6132445cfcf352a2f61854419a4e5b6ed075ac2d9b5bcd91"
 EXPECTED_WIDE = "6d80dbc5d98c24db10aa67798d72f2fbbceacf26b53df779b21ae7fc22d6b064"
 """The same for `wide_launches`."""
 
+EXPECTED_BACKWARD = "8e3449214df9e6bea4032c73360a45642093a97bc5c40df9d17cb43f066bebb3"
+"""The same for the gradients of `backwards`."""
+
 Run = Callable[[Inputs, int], Outputs]
+RunBackward = Callable[[Backward, int], Gradients]
 RunPartials = Callable[[Inputs, int], Partials]
 
 
@@ -100,11 +105,36 @@ def digest(run: Run, partials: RunPartials, of: Callable[[], Iterator[Inputs]] =
     return sha.hexdigest()
 
 
+def backwards() -> Iterator[Backward]:
+    """Yield the launches with dO, at positions in two leaves and against their order."""
+    for seed, inputs in enumerate(launches()):
+        rows, heads, _ = inputs.q.shape
+        d_out = _bf16(40 + seed, (rows, heads, inputs.value_dim))
+        yield Backward(inputs, np.arange(130, 130 - rows, -1), d_out)
+
+
+def digest_backward(run: RunBackward) -> str:
+    """Return the SHA-256 of the gradients of every launch."""
+    sha = hashlib.sha256()
+    for launch in backwards():
+        grads = run(launch, 2)
+        arrays = [grads.d_q, *(x for f in grads.families for x in (*f.keys, *f.values))]
+        for array in (*arrays, *(() if grads.d_sink is None else (grads.d_sink,))):
+            sha.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return sha.hexdigest()
+
+
 OTHER_FORM = "Set TRACEKIT_ISA to another build (v4, v3, v1), or use the numpy form"
 """What a user of a CPU can do about wrong bits."""
 
 
-def check(run: Run, partials: RunPartials, name: str, advice: str = OTHER_FORM) -> None:
+def check(
+    run: Run,
+    partials: RunPartials,
+    name: str,
+    advice: str = OTHER_FORM,
+    backward: RunBackward | None = None,
+) -> None:
     """Compare a form of the kernel with the stored hash.
 
     Args:
@@ -112,11 +142,14 @@ def check(run: Run, partials: RunPartials, name: str, advice: str = OTHER_FORM) 
         partials: the same, before S10.
         name: of the form, for the message.
         advice: what to do about wrong bits.
+        backward: its backward, where it has one.
 
     Raises:
         ProviderFailed: `K-SELFTEST`; nothing that the form computes may be called TKA-1.
     """
-    found = ((digest(run, partials), EXPECTED), (digest(run, partials, wide_launches), EXPECTED_WIDE))
+    found = [(digest(run, partials), EXPECTED), (digest(run, partials, wide_launches), EXPECTED_WIDE)]
+    if backward is not None:
+        found.append((digest_backward(backward), EXPECTED_BACKWARD))
     for got, expected in found:
         if got == expected:
             continue
