@@ -67,6 +67,7 @@ goldens: .venv/.installed
 	.venv-engines/bin/python -W ignore -m tools.golden_megatron
 	.venv-engines/bin/python -W ignore -m tools.goldens_vllm_paged
 	.venv-engines/bin/python -W ignore -m tools.goldens_deepseek_v4
+	.venv-engines/bin/python -W ignore -m tools.golden_mla
 
 clean:
 	rm -rf .venv .venv-core .venv-engines build demo

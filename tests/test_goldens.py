@@ -30,6 +30,7 @@ def test_there_are_goldens():
         "deepseek-v4-indexer",
         "vllm-qwen3",
         "vllm-gpt-oss",
+        "mla",
         "gpt-train",
     }
 

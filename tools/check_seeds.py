@@ -1,9 +1,9 @@
 """`python -m tools.check_seeds`: whether docs/seeds.md says the truth about what proves each feature.
 
-Each row A1 to A21 names tests or says *not run: REASON*. Every named test must exist; every row that is not
-run must be in tests/seeds_not_run.txt with the same reason, and nothing else may be there. With `--passed
-FILE`, what `pytest --passed FILE` wrote, each named test outside tests/engines_* must also have passed, in at
-least one of its cases. Exits 1 and lists what is wrong.
+Each row A1 to A21 and B1 to B19 names tests or says *not run: REASON*. Every named test must exist; every
+row that is not run must be in tests/seeds_not_run.txt with the same reason, and nothing else may be there.
+With `--passed FILE`, what `pytest --passed FILE` wrote, each named test outside tests/engines_* must also
+have passed, in at least one of its cases. Exits 1 and lists what is wrong.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROWS = [f"A{number}" for number in range(1, 22)]
+ROWS = [*(f"A{number}" for number in range(1, 22)), *(f"B{number}" for number in range(1, 20)), "B18b"]
 ENGINES = "tests/engines_"
 """Folders that `make test-engines` runs, and `make test` does not."""
 
@@ -46,7 +46,7 @@ def problems(page: str, listed: str, root: Path, passed: set[str] | None = None)
         root: where the tests are.
         passed: node ids that passed; None checks only that tests exist.
     """
-    rows = dict(re.findall(r"^\| (A\d+) \|(.*)\|$", page, re.MULTILINE))
+    rows = dict(re.findall(r"^\| ([AB]\d+b?) \|(.*)\|$", page, re.MULTILINE))
     wrong = [f"row {name} is missing" for name in ROWS if name not in rows]
     absent = set()
     for name, text in rows.items():

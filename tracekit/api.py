@@ -1,4 +1,4 @@
-"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `verify`."""
+"""The verbs as functions: `tracekit.record`, `merge`, `open`, `replay`, `diff`, `bind`, `verify`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from tracekit.compare.diff import Diff, compare_traces
+from tracekit.contract.judge import bind_runs as bind
 from tracekit.gate.recorded import Judgement, judge
 from tracekit.recorder.api import record
 from tracekit.recorder.merge import merge
@@ -16,7 +17,7 @@ from tracekit.store import Trace, Violation, open_trace, verify_trace
 StrPath = str | PathLike[str]
 Names = str | Sequence[str] | None
 
-__all__ = ["diff", "history", "merge", "open", "record", "replay", "verify"]
+__all__ = ["bind", "diff", "history", "merge", "open", "record", "replay", "verify"]
 
 
 def open(path: StrPath) -> Trace:
@@ -59,6 +60,7 @@ def replay(
     seed: int = 0,
     threads: int = 0,
     timeout: float | None = None,
+    jobs: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Replay claims on traces.
@@ -74,6 +76,7 @@ def replay(
         seed: seed of random variants.
         threads: threads of CPU kernels; 0 is their default.
         timeout: seconds that one launch may take; None is the setting TRACEKIT_TIMEOUT.
+        jobs: traces replayed at a time; None takes the cores that this process may use.
         progress: called with (done, total, text).
 
     Raises:
@@ -97,6 +100,7 @@ def replay(
             seed=seed,
             threads=threads,
             timeout=timeout,
+            jobs=jobs,
             progress=progress,
         )
 

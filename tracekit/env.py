@@ -79,7 +79,7 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
         if "TRACEKIT_CACHE" in environ
         else home / "tracekit",
-        threads=int(_positive(environ, "TRACEKIT_THREADS", _cores(), whole=True)),
+        threads=int(_positive(environ, "TRACEKIT_THREADS", usable_cores(), whole=True)),
         isa=isa,
         timeout=check_timeout(_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False), "TRACEKIT_TIMEOUT"),
         record=Path(environ["TRACEKIT_RECORD"]) if "TRACEKIT_RECORD" in environ else None,
@@ -124,7 +124,7 @@ def parse_numbers(text: str | None, option: str) -> frozenset[int] | None:
     return frozenset(numbers)
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Return the cores that this process may use; macOS tells only how many there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

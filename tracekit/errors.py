@@ -94,3 +94,7 @@ class ProviderFailed(TracekitError, RuntimeError):
 
 class GateRefused(TracekitError, ValueError):
     """What was asked for is not what may legally come next; the ledger stays as it was."""
+
+
+class BindingInvalid(TracekitError, ValueError):
+    """A readback, a plan or a run folder breaks a rule of docs/binding.md, and nothing was bound."""

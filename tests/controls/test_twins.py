@@ -1,6 +1,7 @@
 """Each twin is wrong through its own mechanism, and through no other that could be kept apart."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
 from tracekit.controls.base import Correct, Twin
 from tracekit.controls.base_two import BaseTwo
 from tracekit.controls.company import LongCompany
+from tracekit.controls.padding import PaddingForgotten
 from tracekit.controls.requests import TableByBatchIndex
 from tracekit.controls.sink_dropped import SinkDropped
 from tracekit.controls.sink_twice import SinkTwice
 from tracekit.errors import Unsupported
 from tracekit.model import Conventions
 from tracekit.providers.base import Launch
+from tracekit.providers.placement import Padding
 from tracekit.relations import claims, relation
 from tracekit.relations.arrange import foreign, join
+from tracekit.relations.base import on_kernel
 from tracekit.testing import RelationSuite, dense_call, sparse_call
 
 PLACES = ("page-ids", "page-size", "layout", "padding", "slack")
@@ -103,6 +107,33 @@ def test_requests_refutes_its_twin_on_equal_prompts(new):
 
     assert judge._judge(TableByBatchIndex(), equal).first is not None
     assert judge._judge(Correct(), equal).first is None
+
+
+@pytest.mark.parametrize("kind", list(Padding))
+@pytest.mark.parametrize(
+    "call",
+    [
+        dense_call(lengths=(20, 11), seed=1),
+        dense_call(lengths=(9,), new=(1,), heads=1, kv_heads=1, seed=2),
+        dense_call(lengths=(9, 6), heads=4, kv_heads=1, sink=True, seed=3),
+        sparse_call(lengths=(40, 33), new=(1, 1), seed=4),
+    ],
+    ids=["two requests", "one head", "one KV head", "sparse decode"],
+)
+def test_padding_refutes_its_twin_in_every_variant_of_every_kind(kind, call):
+    """A kernel that takes one kind of padding is judged by that kind alone."""
+    judge, one = Judge(), replace(Correct().capabilities(), padding=frozenset({kind}))
+    claim = on_kernel(relation("padding"), one)
+    for variant in claim.variants(call, seed=0):
+        (part,) = variant.launch.calls
+        where = variant.launch.execution
+        wanted = Correct().run(Launch((call,))).tensors[0]
+        right = Correct().run(Launch((part,), where)).tensors[0]
+        wrong = PaddingForgotten().run(Launch((part,), where)).tensors[0]
+        assert right.out.same(wanted.out), variant.name
+        assert not wrong.out.same(wanted.out), variant.name
+    judge.relation = claim
+    assert judge._judge(PaddingForgotten(), call).first is not None
 
 
 def test_every_claim_has_its_twin_with_a_fault_in_words():

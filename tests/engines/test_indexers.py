@@ -123,3 +123,37 @@ def test_an_indexer_that_raises_leaves_no_mode_behind(model, recorded, prompt, m
     assert torch.overrides._get_current_function_mode() is None
     assert not indexer._forward_hooks
     assert not indexer._forward_pre_hooks
+
+
+def test_a_filter_of_rows_leaves_indexer_calls_with_these_rows_alone(model, recorded, prompt):
+    some = recorded(model, lambda m: greedy(m, [prompt(11), prompt(11)[::-1]], 4), rows=[4, 7])
+    whole = recorded(model, lambda m: greedy(m, [prompt(11), prompt(11)[::-1]], 4))
+
+    assert some.indexer_calls
+    assert {int(p) for call in some.indexer_calls for p in call.rows.positions} == {4, 7}
+    for call in some.indexer_calls:
+        (full,) = (
+            c
+            for c in whole.indexer_calls
+            if (c.layer, c.step, c.family) == (call.layer, call.step, call.family)
+        )
+        order = [full.rows.ids.index(row) for row in call.rows.ids]
+        same = full.take(np.array(order))
+        assert call.query.same(same.query)
+        assert call.weights.same(same.weights)
+        assert call.top_k.ids.tolist() == same.top_k.ids.tolist()
+        assert call.scores.same(same.scores)
+
+
+def test_indexers_count_for_the_budget(model, recorded, prompt):
+    def act(m):
+        greedy(m, [prompt(9)], 3)
+
+    whole = recorded(model, act)
+    with pytest.warns(CaptureIncomplete, match="budget of"):
+        part = recorded(model, act, max_size_gb=whole.session.captured / 2e9)
+
+    assert 0 < len(part.indexer_calls) < len(whole.indexer_calls)
+    assert part.session.captured < whole.session.captured
+    spent = min(line.step for line in part.recording.ledger if line.cut)
+    assert max(call.step for call in part.indexer_calls) <= spent

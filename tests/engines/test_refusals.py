@@ -138,6 +138,30 @@ def test_a_cache_that_is_reordered(qwen3, recorded, prompt):
         assert tokens_of(qwen3, rows) == request.token_ids[: rows.count].tolist()
 
 
+@pytest.mark.parametrize("filters", [{"steps": [0, 9]}, {"rows": [2, 14]}], ids=["steps", "rows"])
+def test_a_cache_that_is_reordered_between_two_recorded_steps(qwen3, recorded, prompt, filters):
+    options = {"num_beams": 3, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    ids = torch.tensor([prompt(6)])
+    with pytest.warns(CaptureIncomplete, match="is not followed any more, as its KV changed at step"):
+        got = recorded(qwen3, lambda m: m.generate(ids, pad_token_id=0, **options), **filters)
+
+    assert {call.step for call in got.calls} == {0}
+    assert got.recording.ledger[9].cut
+    assert got.recording.history is None
+
+
+def test_steps_that_are_left_out_of_a_cache_in_order_change_nothing(qwen3, recorded, prompt):
+    whole = recorded(qwen3, lambda m: greedy(m, [prompt(6), prompt(3)], 6))
+    some = recorded(qwen3, lambda m: greedy(m, [prompt(6), prompt(3)], 6), steps=[0, 4])
+
+    assert {call.step for call in some.calls} == {0, 4}
+    assert all(line.complete for line in some.recording.ledger)
+    for call in some.calls:
+        same = whole.at(layer=call.layer, step=call.step)
+        assert call.out.bits.same(same.out.bits)
+        assert [call.rows.token_ids.tolist()] == [same.rows.token_ids.tolist()]
+
+
 def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
     from transformers import StaticCache
 

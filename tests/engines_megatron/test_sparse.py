@@ -1,5 +1,7 @@
 """`DSAttention` on its fallback: latents, the executed choice, and O against binary64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,13 @@ import tracekit
 from tests.engines_megatron import sparse_model
 from tests.engines_megatron.conftest import dense, padded, plain
 from tracekit.compare import Roundings, compare_envelope, envelope
+from tracekit.engines import megatron as adapter
+from tracekit.engines import megatron_dsa
+from tracekit.engines.patch import UntestedVersion
 from tracekit.errors import Unsupported
-from tracekit.model import Lists
+from tracekit.model import Lists, scale_to_bits
 from tracekit.providers.torch_tensors import from_torch
-from tracekit.recorder.api import record
+from tracekit.recorder.api import CaptureIncomplete, record
 
 
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
@@ -81,6 +86,59 @@ def test_a_trace_of_it_is_replayed(tmp_path):
     assert chunks.status is tracekit.Status.HELD
 
 
+def test_an_untested_version_shows_its_sparse_attention_first(model, recorded, monkeypatch):
+    """The window of versions is moved: latents and choices are asked before they are kept."""
+    monkeypatch.setattr(adapter, "engine_version", lambda: "0.99.1")
+    with pytest.warns(UntestedVersion):
+        got = recorded(model, quietly(plain(20, 20)))
+    assert got.session.problems == []
+    assert (len(got.calls), len(got.indexer_calls)) == (2, 2)
+
+    with monkeypatch.context() as wrong:
+        wrong.setattr(megatron_dsa, "scale_to_bits", lambda scale: scale_to_bits(2 * scale))
+        with pytest.warns(UntestedVersion), pytest.raises(Unsupported, match="no other reading fits"):
+            recorded(model, quietly(plain(20, 20)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: replace(s, scale_bits=scale_to_bits(1.25)), "scores keys otherwise than it declares"),
+        (lambda s: replace(s, scores=None), "shows no scores that could be judged"),
+        (lambda s: replace(s, top_k=Lists.of([np.sort(np.r_[s.top_k.row(t)[1:], _left(s, t)]) for t in
+            range(s.positions.size)]), scores=None), "leaves out a key that scores above"),
+    ],
+    ids=["scale", "no scores", "choice"],
+)  # fmt: skip
+def test_an_indexer_of_an_untested_version_that_does_not_fit_is_cut(
+    model, recorded, monkeypatch, change, words
+):
+    real = adapter.observe_choice
+    monkeypatch.setattr(adapter, "engine_version", lambda: "0.99.1")
+    monkeypatch.setattr(adapter, "observe_choice", lambda *args: change(real(*args)))
+    with pytest.warns(UntestedVersion), pytest.warns(CaptureIncomplete, match=words):
+        got = recorded(model, quietly(plain(20, 20)))
+    assert (len(got.calls), len(got.indexer_calls)) == (2, 0)
+    assert not any(line.complete for line in got.recording.ledger)
+
+
+def _left(seen, t):
+    """The lowest key that row t did not choose, where there is one."""
+    return np.setdiff1d(np.arange(seen.positions[t] + 1), seen.top_k.row(t))[:1]
+
+
+def test_a_function_that_takes_other_arguments_breaks_the_hook_alone(model, recorded, monkeypatch):
+    from megatron.core.transformer.experimental_attention_variant import dsa
+
+    original, batch = dsa._unfused_absorbed_dsa_fn, plain(20, 20)
+    wanted = quietly(batch)(model)
+    monkeypatch.setattr(dsa, "_unfused_absorbed_dsa_fn", lambda *renamed, **more: original(*renamed, **more))
+    told = []
+    with pytest.raises(Unsupported, match="KeyError"):
+        recorded(model, lambda m: told.append(quietly(batch)(m)))
+    assert torch.equal(told[0], wanted)
+
+
 def test_rows_that_read_padding_are_refused(model, recorded):
     """The module makes a causal mask of its own, so a left-padded sequence reads its padding."""
     with pytest.raises(Unsupported, match="chose a key of padding"):
@@ -106,20 +164,13 @@ def test_the_expanded_form_reads_in_the_order_of_its_choice():
         {"input_ids": batch.tokens, "position_ids": batch.positions, "attention_mask": batch.mask}
     )
     forward.handles = (0,)
-    given = {
-        "query": q,
-        "key": k,
-        "value": v,
-        "topk_indices": chosen,
-        "softmax_scale": 0.5,
-        "mask": causal,
-        **dict.fromkeys(("varlen_starts", "varlen_ends", "key_positions")),
-    }
+
+    ran = Ran(EXPANDED, dsa.unfused_dsa_fn, (q, k, v, chosen, 0.5), {"mask": causal}, out)
 
     class Core:
         layer, name, module = 0, "core", object()
 
-    seen = observe_sparse(Core, Ran(EXPANDED, given, out), forward)
+    seen = observe_sparse(Core, ran, forward)
     part = seen.selection.families["dense"]
     assert [part.row(t).tolist() for t in range(6)] == [
         [0],

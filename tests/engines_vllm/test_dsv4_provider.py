@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ import torch
 from tools.findings.vllm_dsv4_codes import EXPONENT, read_codes
 from tracekit.canonical import fp8
 from tracekit.canonical.fp8_ds_mla import CODES, GROUP, LatentStorage, from_keys
+from tracekit.engines.patch import Entry, replaced
+from tracekit.engines.vllm_dsv4 import Seen
 from tracekit.errors import Unavailable
 from tracekit.model import Bits, DType, KVFamily, KVRows, LaunchPlan, Ranges, Selection
-from tracekit.providers import vllm_dsv4
+from tracekit.providers import vllm_cpu_ops
 from tracekit.providers.base import Launch, Provider
-from tracekit.providers.vllm_dsv4 import KERNEL, VllmDsv4
+from tracekit.providers.vllm_dsv4 import KERNEL, OPERATOR, VllmDsv4
 from tracekit.providers.vllm_dsv4_cache import FP8, smallest_scales
 from tracekit.testing import ProviderSuite
 from tracekit.testing.build import dense_call, sparse_call
@@ -212,7 +215,7 @@ def test_a_processor_without_the_operator_is_told(monkeypatch):
     class Nothing:
         pass
 
-    monkeypatch.setattr(vllm_dsv4, "operators", Nothing)
+    monkeypatch.setattr(vllm_cpu_ops, "operators", Nothing)
     with pytest.raises(Unavailable, match="avx512_bf16") as caught:
         VllmDsv4()
     assert caught.value.rule == "P-VLLM"
@@ -226,3 +229,19 @@ def test_the_window_alone_is_a_call():
     alone = replace(call, kv=kv, selection=Selection({RECENT: recent}))
     if torch.cpu._is_avx512_bf16_supported():
         assert VllmDsv4().run(Launch((alone,))).tensors[0].out.shape == (40, 4, 512)
+
+
+@needs_bf16
+def test_operators_that_another_engine_runs_pin_no_tensor():
+    """Operators belong to the process: what runs outside a recorder's own steps is let go at once."""
+    recorder = SimpleNamespace(running=False)
+    seen, call = Seen(recorder), v4_call(lengths=(30, 17), seed=1)
+    plain = VllmDsv4().run(Launch((call,))).tensors[0].out
+    with replaced(Entry(OPERATOR, vars(torch.ops._C), OPERATOR, seen.before(OPERATOR))):
+        assert VllmDsv4().run(Launch((call,))).tensors[0].out.same(plain)
+        assert seen.ran == {}
+        recorder.running = True
+        VllmDsv4().run(Launch((call,)))
+        assert len(seen.ran[OPERATOR]) == 1
+    seen.clear()
+    assert seen.ran == {}

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.engines_vllm.tiny_engine import generate
+from tracekit.canonical.window import window_ranges
 from tracekit.engines import vllm as adapter
 from tracekit.engines import vllm_call
-from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_points import attention_layers, refuse_runner, runner_of
 from tracekit.engines.vllm_prefixes import Prefixes
 from tracekit.engines.vllm_step import Requests
 from tracekit.errors import ConventionContradicted, Unsupported
-from tracekit.model import Bits, DType, scale_to_bits
+from tracekit.model import Bits, DType, KVFamily, Origin, Selection, scale_to_bits
 from tracekit.recorder.api import CaptureIncomplete, record
+from tracekit.recorder.first_launch import FirstLaunches
 from tracekit.recorder.session import Session
 
 
@@ -60,11 +61,11 @@ def test_an_engine_that_dies_leaves_what_was_recorded(qwen3, prompt, monkeypatch
     original = runner.execute_model
     calls = []
 
-    def dies(scheduled, *args):
-        calls.append(scheduled)
+    def dies(scheduler_output, *args):
+        calls.append(scheduler_output)
         if len(calls) == 3:
             raise RuntimeError("out of memory")
-        return original(scheduled, *args)
+        return original(scheduler_output, *args)
 
     written = []
     with monkeypatch.context() as patched:
@@ -92,24 +93,133 @@ def test_an_untested_version_is_recorded_only_where_its_numbers_fit(qwen3, run, 
     monkeypatch.setattr(vllm_call, "scale_to_bits", lambda scale: scale_to_bits(2 * scale))
     with (
         pytest.warns(adapter.UntestedVersion),
-        pytest.raises(Unsupported, match="fits no other reading") as caught,
+        pytest.raises(Unsupported, match="no other reading fits") as caught,
     ):
         run(qwen3, [prompt(9)], 2)
     assert caught.value.rule == "R-NOTHING"
 
 
-def test_a_contradicted_convention_is_named(qwen3, run, prompt, monkeypatch):
-    """Declared with a sink, computed without one: the check says which reading fits."""
+def observed(engine, run, prompts, monkeypatch, tokens=1):
+    """The launches of an engine as its hooks describe them."""
     seen = []
     monkeypatch.setattr(adapter, "engine_name", lambda: "vllm 0.99.1")
-    monkeypatch.setattr(adapter, "check_conventions", seen.append)
+    monkeypatch.setattr(FirstLaunches, "check", lambda self, one: seen.append(one))
     with pytest.warns(adapter.UntestedVersion):
-        run(qwen3, [prompt(9)], 1)
-    check_conventions(seen[0])
-    sink = Bits.from_float32([5.0] * seen[0].q.shape[1], DType.FLOAT32)
-    with pytest.raises(ConventionContradicted, match="it fits without the sink") as caught:
-        check_conventions(replace(seen[0], sink=sink))
-    assert caught.value.rule == "V-CONTRADICTED"
+        run(engine, prompts, tokens)
+    monkeypatch.undo()
+    return seen
+
+
+def test_a_contradicted_convention_is_named(qwen3, run, prompt, monkeypatch):
+    """Declared with a sink, computed without one: the check says which reading fits."""
+    seen = observed(qwen3, run, [prompt(9)], monkeypatch)[0]
+    FirstLaunches().check(seen)
+    sink = Bits.from_float32([5.0] * seen.q.shape[1], DType.FLOAT32)
+    with pytest.raises(ConventionContradicted, match="O fits no sink in the denominator") as caught:
+        FirstLaunches().check(replace(seen, sink=sink))
+    assert caught.value.rule == "R-CONVENTION"
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_window_off_by_one_is_not_recorded(gpt_oss, run, prompt, monkeypatch, off):
+    """One key in 16 more or less: the layer with the window is refused, the one without is recorded."""
+    monkeypatch.setattr(adapter, "engine_name", lambda: "vllm 0.99.1")
+
+    def wrong(call, step):
+        if call.impl.sliding_window > 0:
+            impl = SimpleNamespace(**{**vars(call.impl), "sliding_window": call.impl.sliding_window + off})
+            call = replace(call, impl=impl)
+        return observe(call, step)
+
+    observe = vllm_call.observe_call
+    monkeypatch.setattr(adapter, "observe_call", wrong)
+    with pytest.warns(adapter.UntestedVersion), pytest.warns(CaptureIncomplete, match="it fits a window of"):
+        got = run(gpt_oss, [prompt(40), prompt(9)], 12)
+    windows = {call.conventions.window for call in got.calls}
+    assert None in windows
+    # Until a row has gone past the window nothing tells one window from another, and nothing is wrong yet.
+    late = [call for call in got.calls if call.conventions.window and call.rows.positions.max() >= 16]
+    assert late == []
+
+
+def test_a_layer_is_asked_until_its_window_has_been_seen(gpt_oss, run, prompt, monkeypatch):
+    """A first launch of few tokens says nothing about a window of 16."""
+    short, long = (observed(gpt_oss, run, [prompt(n)], monkeypatch) for n in (9, 40))
+    window = next(i for i, one in enumerate(short) if one.conventions.window == 16)
+    first = FirstLaunches()
+    first.check(short[window])
+    late = long[window]
+    wrong = replace(late, conventions=replace(late.conventions, window=15))
+    selection = Selection({KVFamily.DENSE: window_ranges(late.positions, 15)})
+    with pytest.raises(ConventionContradicted, match="it fits a window of 16"):
+        first.check(replace(wrong, selection=selection))
+    first.check(late)
+
+
+def test_an_output_that_no_kernel_made_shows_nothing(qwen3, run, prompt, monkeypatch):
+    seen = observed(qwen3, run, [prompt(9)], monkeypatch)[0]
+    with pytest.raises(ConventionContradicted) as caught:
+        FirstLaunches().check(replace(seen, out=replace(seen.out, origin=Origin.DERIVED)))
+    assert caught.value.rule == "R-UNSHOWN"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Requests, "begin"),
+        (Requests, "read"),
+        (Requests, "ran"),
+        (Session, "begin"),
+        (Session, "wants"),
+        (Session, "observe"),
+    ],
+)
+def test_any_hook_that_fails_leaves_the_engine_and_tells_the_ledger(qwen3, prompt, monkeypatch, owner, name):
+    """One step of three is cut, whatever part of the recorder fails in it."""
+    qwen3.reset_prefix_cache()
+    plain = generate(qwen3, [prompt(9)], 3)
+    qwen3.reset_prefix_cache()
+    real, calls, kept = getattr(owner, name), [], []
+
+    def broken(self, *args, **kwargs):
+        calls.append(name)
+        if len(calls) == 2:
+            raise ZeroDivisionError("mine")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, broken)
+    with (
+        pytest.warns(CaptureIncomplete, match="ZeroDivisionError"),
+        record("x.h5", engine="vllm", llm=qwen3, write=lambda *args: kept.append(args)),
+    ):
+        tokens = generate(qwen3, [prompt(9)], 3)
+    assert tokens == plain
+    ledger = kept[0][1].ledger
+    assert any("ZeroDivisionError('mine')" in line.cut for line in ledger)
+
+
+@pytest.mark.parametrize("name", ["execute_model", "forward"])
+def test_a_function_that_takes_other_arguments_breaks_the_hook_alone(qwen3, prompt, monkeypatch, name):
+    """A version that renames an argument: the engine calls its own function as it likes."""
+    qwen3.reset_prefix_cache()
+    plain = generate(qwen3, [prompt(9)], 2)
+    qwen3.reset_prefix_cache()
+    runner = runner_of(qwen3)
+    owner = (
+        runner if name == "execute_model" else attention_layers(runner)["model.layers.1.self_attn.attn"].impl
+    )
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *renamed, **more: original(*renamed, **more), raising=False)
+    kept = []
+    expected = pytest.raises(Unsupported) if name == "execute_model" else pytest.warns(CaptureIncomplete)
+    with (
+        expected as told,
+        record("x.h5", engine="vllm", llm=qwen3, write=lambda *args: kept.append(args)),
+    ):
+        tokens = generate(qwen3, [prompt(9)], 2)
+    assert tokens == plain
+    text = str(told.value if name == "execute_model" else told.list[0].message)
+    assert "any more: this engine is too new for the recorder" in text
 
 
 def test_two_requests_with_one_id():

@@ -1,70 +1,21 @@
 """Latent attention in real vLLM: cached latents are the rows, and the first part of a key is its value."""
 
-import json
 from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
-from vllm import LLM
 
-from tests.engines_vllm.tiny_engine import dense, generate
+from tests.engines_vllm.mla_engine import HEADS, LATENT, ROPE, decode, on_cpu_mla, start
+from tests.engines_vllm.tiny_engine import Recorded, dense, generate
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines.vllm_points import attention_layers, runner_of
-from tracekit.model import Bits, KVFamily, KVRows, Mode
-from tracekit.recorder.api import CaptureIncomplete
+from tracekit.model import Bits, KVFamily, KVRows, RequestKey, RowId
+from tracekit.providers.base import Launch
+from tracekit.providers.vllm_mla import VllmMla
+from tracekit.recorder.api import CaptureIncomplete, record
 
 needs_amx = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this processor has no AMX")
-LATENT, ROPE, HEADS = 512, 64, 4
-
-
-def start(folder, **options):
-    """A tiny DeepSeek-V3 without experts, on made-up weights; sizes that vLLM's kernels have compiled in."""
-    config = {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "vocab_size": 256,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "moe_intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "n_shared_experts": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 2,
-        "kv_lora_rank": LATENT,
-        "q_lora_rank": 64,
-        "qk_rope_head_dim": ROPE,
-        "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
-        "max_position_embeddings": 512,
-        "rope_theta": 10000.0,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    llm = LLM(
-        model=str(folder),
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        max_model_len=256,
-        max_num_seqs=4,
-        dtype="bfloat16",
-        seed=0,
-        enable_prefix_caching=False,
-        **options,
-    )
-    model = runner_of(llm).model
-    for name, parameter in model.named_parameters():
-        if "norm" not in name and parameter.dtype == torch.bfloat16:
-            parameter.data.mul_(50)
-    return llm
 
 
 @pytest.fixture(scope="session")
@@ -74,8 +25,7 @@ def amx_mla(gpt_oss, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cpu_mla(gpt_oss, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny-deepseek-v3")
-    return start(folder, attention_config={"backend": "CPU_MLA"})
+    return on_cpu_mla(tmp_path_factory.mktemp("tiny-deepseek-v3"))
 
 
 @pytest.fixture
@@ -103,6 +53,26 @@ def assert_latents(call):
     assert np.array_equal(values, keys[..., :LATENT])
     assert call.out.bits.shape == (call.num_rows, HEADS, LATENT)
     assert call.conventions.output_boundary == "latent, before the value projection"
+
+
+def assert_written(got, taken, steps):
+    """Every row of every call is what its layer wrote at that position, all of them told apart."""
+    for layer in (0, 1):
+        assert [len(rows) for rows in taken[layer]] == [len(ids) for ids in steps]
+        wrote = {
+            row: bits
+            for ids, rows in zip(steps, taken[layer], strict=True)
+            for row, bits in zip(ids, rows, strict=True)
+        }
+        # Only rows of one token may be equal: a row in the place of another shows.
+        assert len({bits.tobytes() for bits in wrote.values()}) > len(wrote) // 2
+        for call in got.of(layer):
+            for index, key in enumerate(call.rows.requests):
+                held = dense(call, index)
+                last = int(call.rows.positions[call.rows.request == index].max())
+                assert (held.first, held.end) == (0, last + 1)
+                wanted = np.stack([wrote[RowId(key, p)] for p in range(last + 1)])
+                assert np.array_equal(held.keys.data[:, 0], wanted), (layer, call.step)
 
 
 def outside(call):
@@ -140,32 +110,50 @@ def test_with_amx_prefills_and_decodes_read_latents(amx_mla, run, prompt, writte
     for call in got.calls:
         assert_latents(call)
         assert_inside(call)
-    for layer in (0, 1):
-        rows = np.concatenate([call.rows.positions for call in got.of(layer)])
-        wrote = np.concatenate(taken[layer])
-        assert len(rows) == len(wrote)
-    last = got.of(1)[-1]
-    own = [dense(last, i).keys.data[-1, 0] for i in range(len(last.rows.requests))]
-    assert np.array_equal(own, taken[1][-1])
+    # One write a step and layer, of all its rows; those of decodes stand first.
+    steps = defaultdict(list)
+    for call in sorted(got.of(0), key=lambda call: "decode" not in call.provenance.executed.kernel):
+        steps[call.step] += call.rows.ids
+    assert_written(got, taken, [steps[step] for step in sorted(steps)])
 
 
-def test_without_amx_decodes_are_recorded_and_prefills_refused_by_name(cpu_mla, run, prompt, written):
-    prompts = [prompt(40, 1), prompt(7, 2)]
-    plain = generate(cpu_mla, prompts, 4)
-    taken = written(cpu_mla)
-    with pytest.warns(CaptureIncomplete, match="expands the keys and values of a prefill"):
-        got = run(cpu_mla, prompts, 4)
+def test_a_recorded_decode_comes_again_from_the_trace_alone(cpu_mla, run, prompt):
+    """By its own operator; one bit of a key that a row reads, and the bits are others."""
+    with pytest.warns(CaptureIncomplete):
+        got = run(cpu_mla, [prompt(60, 1), prompt(20, 2)], 4)
+    for call in got.calls:
+        answer = VllmMla().run(Launch((call,)))
+        assert answer.executed == call.provenance.executed
+        assert answer.tensors[0].out.same(call.out.bits)
+    key = call.rows.requests[0]
+    data = dense(call).keys.data.copy()
+    data[3, 0, 5] ^= 0x100
+    keys = Bits(data, call.dtype)
+    other = {**call.kv, key: {KVFamily.DENSE: KVRows(keys, keys.part((..., slice(LATENT))))}}
+    assert not VllmMla().run(Launch((call.with_kv(other),))).tensors[0].out.same(call.out.bits)
+
+
+def test_without_amx_decodes_are_recorded_and_prefills_refused_by_name(cpu_mla, prompt, written):
+    """The third prompt waits for the first to end, and is prefilled beside a decode, which is recorded."""
+    prompts, counts = [prompt(40, 1), prompt(7, 2), prompt(30, 3)], [2, 6, 4]
+    plain = decode(cpu_mla, prompts, counts)
+    taken, got = written(cpu_mla), Recorded()
+    with (
+        pytest.warns(CaptureIncomplete, match="expands the keys and values of a prefill"),
+        record("unused.h5", engine="vllm", llm=cpu_mla, write=got.write),
+    ):
+        got.tokens = decode(cpu_mla, prompts, counts)
 
     assert got.tokens == plain
-    first, *rest = got.recording.ledger
-    assert (first.recorded, "expands" in first.cut) == (0, True)
-    assert all(line.complete and line.recorded == 2 for line in rest)
-    assert {call.mode for call in got.calls} == {Mode.DECODE}
+    ledger = got.recording.ledger
+    launches = [(line.expected, line.fired, line.recorded) for line in ledger]
+    assert launches == [(2, 2, 0), (2, 2, 2), (4, 4, 2), (2, 2, 2), (2, 2, 2), (2, 2, 2)]
+    assert ["expands" in line.cut for line in ledger] == [True, False, True, False, False, False]
+    assert [call.step for call in got.of(0)] == [1, 2, 3, 4, 5]
     for call in got.calls:
+        assert call.provenance.executed.kernel == "vllm.mla_decode_kvcache"
         assert_latents(call)
         assert_inside(call)
-    for layer in (0, 1):
-        call = got.of(layer)[-1]
-        wrote = np.concatenate(taken[layer])
-        assert np.array_equal(dense(call, 0).keys.data[:40, 0], wrote[:40])
-        assert np.array_equal([dense(call, i).keys.data[-1, 0] for i in (0, 1)], wrote[-2:])
+    one, two, three = ([RowId(RequestKey.of_prompt(ids), p) for p in range(len(ids))] for ids in prompts)
+    first, mixed, *rest = (call.rows.ids for call in got.of(0))
+    assert_written(got, taken, [[*one, *two], first, [*mixed, *three], *rest])

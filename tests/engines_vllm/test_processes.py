@@ -8,6 +8,8 @@ from pathlib import Path
 
 import tracekit
 from tracekit.engines import tiny, vllm_plugin
+from tracekit.engines.process import Recordings
+from tracekit.env import settings
 from tracekit.model import Tag
 from tracekit.verdict import Status
 
@@ -98,3 +100,23 @@ def test_record_runs_a_server_and_leaves_one_trace(prompt, tmp_path):
         assert {head.layer for head in trace.heads} == {1}
         lines = [line for line in trace.recording.ledger if line.tag is Tag.NORMAL]
     assert all(line.complete and (line.recorded, line.filtered) == (1, 1) for line in lines)
+
+
+def test_an_engine_whose_place_cannot_be_read_is_not_recorded_and_runs(tmp_path, monkeypatch, capsys):
+    """The plug-in's own failure: the engine runs its step, and the missing trace says why."""
+
+    class Runner:
+        parallel_config = None  # a version without it
+
+        def execute_model(self, scheduled):
+            return scheduled + 1
+
+    monkeypatch.setenv("TRACEKIT_RECORD", str(tmp_path / "run.h5"))
+    runners = vllm_plugin.Runners(Recordings(settings()))
+    step = vllm_plugin._wrapped(Runner.execute_model, runners)
+    runner = Runner()
+    assert [step(runner, 1), step(runner, 2)] == [2, 3]
+    assert "its place in the job could not be read" in capsys.readouterr().err
+    (marker,) = tmp_path.iterdir()
+    assert marker.name.endswith(".h5.started")
+    assert "its place in the job could not be read" in marker.read_text()

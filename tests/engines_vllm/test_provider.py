@@ -12,8 +12,9 @@ from tests.engines_vllm.tiny_engine import dense
 from tracekit.engines import tiny
 from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import Bits, DType
+from tracekit.providers import vllm_cpu
 from tracekit.providers.base import Execution, Launch, Provider
-from tracekit.providers.placement import Layout, Placement
+from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.vllm_cpu import VllmCpu, VllmCpuNoSplit
 from tracekit.providers.vllm_cpu_cache import decode, encode
 from tracekit.providers.vllm_cpu_ops import NO_SPLIT, SPLIT, chosen_isa, operators
@@ -249,3 +250,26 @@ def test_a_plan_that_does_not_fit_is_refused(qwen3, run, prompt):
 def test_the_tiny_window_is_the_one_that_was_declared(gpt_oss, run, prompt):
     got = run(gpt_oss, [prompt(40)], 1)
     assert [call.conventions.window for call in got.calls] == [tiny.WINDOW, None]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_empty_request_spoils_those_behind_it(place):
+    """docs/findings.md: so none is offered as padding. Behind all others one changes nothing."""
+    call = dense_call(lengths=(40, 33), new=(1, 1), head_dim=64, seed=5)
+    for kernel in (VllmCpu(), VllmCpuNoSplit()):
+        wanted = kernel.run(Launch((call,))).tensors[0].out
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(vllm_cpu, "placed", lambda at, _: with_empty(at, place))
+            found = kernel.run(Launch((call,), Execution(placement=Placement()))).tensors[0].out
+        assert found.same(wanted) == (place == 2)
+        assert Padding.REQUESTS not in kernel.capabilities().padding
+
+
+def with_empty(at, place):
+    """A launch with a request of no rows and no KV before request `place`."""
+    return replace(
+        at,
+        starts=np.insert(at.starts, place, at.starts[place]),
+        seq_lens=np.insert(at.seq_lens, place, 0),
+        tables=np.insert(at.tables, place, 0, axis=0),
+    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.errors import InvalidCall, NothingSelected, UsageError
@@ -69,6 +69,7 @@ def test_rows_at_some_positions_with_the_kv_that_they_read():
     assert all(line.complete and line.written < line.wanted for line in recording.ledger)
 
 
+@settings(deadline=None)
 @given(
     layers=st.none() | st.sets(st.integers(0, 1), min_size=1),
     steps=st.none() | st.sets(st.integers(0, 2), min_size=1),

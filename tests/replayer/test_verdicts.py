@@ -42,6 +42,15 @@ def test_without_names_the_trace_and_tka1_are_judged():
     )
 
 
+def test_claims_about_pages_say_who_read_the_pages():
+    """`tka1` reads rows: what it keeps about pages is kept together with the canonicaliser."""
+    report = replay([TRACE], providers=["tka1"], claims=["page-ids", "page-size", "layout", "padding"])
+    for verdict in report.verdicts:
+        assert verdict.status is Status.HELD
+        told = "of canonicaliser and kernel together" in verdict.reason
+        assert told == (verdict.claim != "padding")
+
+
 def test_a_broken_promise_is_refuted_with_its_place():
     report = replay([TRACE], providers=["tests.replayer.faulty:spoiled"])
 

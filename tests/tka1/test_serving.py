@@ -118,8 +118,16 @@ def test_the_self_test_catches_an_exp_that_is_four_ulp_off(tmp_path: Path):
 
 
 @needs_compiler
-def test_a_library_of_other_sources_is_refused(tmp_path: Path):
-    other = compiled(tmp_path, ("tk_args.h", "  uint32_t* lse; ", "  uint32_t* more; uint32_t* lse; "))
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("tk_args.h", "  uint32_t* lse; ", "  uint32_t* more; uint32_t* lse; "),
+        ("tk_host.cpp", "int tka1_clear(", "int tka1_of_another_time("),
+    ],
+    ids=["other arguments", "an entry less"],
+)
+def test_a_library_of_other_sources_is_refused(tmp_path: Path, edit: tuple[str, str, str]):
+    other = compiled(tmp_path, edit)
     with pytest.raises(ProviderFailed) as error:
         native.load_file(other, "v1")
     assert error.value.rule == "K-ABI"

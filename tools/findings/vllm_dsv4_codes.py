@@ -9,7 +9,8 @@ import torch
 from tracekit.canonical import fp8
 from tracekit.canonical.fp8_ds_mla import CODES, LatentPages, LatentStorage
 from tracekit.model import Array, Bits, DType
-from tracekit.providers.vllm_dsv4 import HEAD_DIM, operator
+from tracekit.providers.vllm_cpu_ops import operator
+from tracekit.providers.vllm_dsv4 import HEAD_DIM, OPERATOR
 from tracekit.providers.vllm_dsv4_cache import FP8
 
 EXPONENT = 0x78
@@ -34,7 +35,7 @@ def read_codes(scale: int) -> tuple[Array, Array, Array]:
     slots[0, 0] = 2
     memory, none = torch.from_numpy(cache), slots[:, :0].contiguous()
     sink = torch.tensor([-torch.inf])
-    operator()(out, torch.zeros_like(out), memory, slots, 4, memory, none, 1, sink, 1.0)
+    operator(OPERATOR)(out, torch.zeros_like(out), memory, slots, 4, memory, none, 1, sink, 1.0)
     exact = stored.codes.to_float64() * stored.scale_of_each()
     return codes[0], exact[0], out[0, 0, :CODES].double().numpy()
 

@@ -23,6 +23,7 @@ VERBS = {
     "merge": "merge the traces of the processes of one job",
     "replay": "run claims on traces and print verdicts",
     "diff": "compare two traces in logical coordinates",
+    "bind": "judge whether training and rollout executed one strict contract",
     "inspect": "show what a trace holds",
     "verify": "check every rule and digest of a trace",
     "providers": "list the kernels that can be run again, and what they promise",

@@ -39,6 +39,12 @@ from tracekit.report.terminal import console, render
     metavar="SECONDS",
     help="Longest time of one launch.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Traces at a time, each with kernel processes of its own. Default: the cores that it may use.",
+)
 @json_option
 def command(
     traces: tuple[Path, ...],
@@ -51,6 +57,7 @@ def command(
     seed: int,
     threads: int | None,
     timeout: float | None,
+    jobs: int | None,
     as_json: bool,
 ) -> int:
     """Re-run the attention calls of TRACES in other arrangements and compare the answers in bits.
@@ -72,6 +79,7 @@ def command(
             seed=seed,
             threads=threads or 0,
             timeout=timeout,
+            jobs=jobs,
             progress=advance,
         )
     if as_json:

@@ -30,10 +30,10 @@ from tracekit.engines.megatron_points import (
     share_of,
 )
 from tracekit.engines.megatron_step import Forward, read_forward
-from tracekit.engines.patch import Entry, UntestedVersion, enter_all
-from tracekit.engines.vllm_check import check_conventions
+from tracekit.engines.patch import EVIDENCE, Entry, UntestedVersion, enter_all
 from tracekit.errors import Unsupported
 from tracekit.model import Mode
+from tracekit.recorder.first_launch import FirstLaunches
 from tracekit.recorder.observation import LateGradients, Observation
 from tracekit.recorder.session import Session
 
@@ -78,7 +78,7 @@ class Recorder:
         self._followed = Followed(session, model, self._end_recompute)
         self._checkpointing = False
         self._ended = False
-        self._checked: set[str] = set()
+        self._first = FirstLaunches()
         self._sparse = SparseWatch()
         session.names.update({core.layer: core.name for core in self._cores})
         session.share = share_of(self._cores[0].module)
@@ -89,6 +89,9 @@ class Recorder:
                 f"megatron-core {engine_version()} is outside the tested versions {TESTED}"
             )
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
+        if any(core.kind is Kind.TRANSFORMER_ENGINE for core in self._cores):
+            session.notes["evidence"] = f"TEDotProductAttention: {EVIDENCE}"
+            warnings.warn(session.notes["evidence"], UntestedVersion, stacklevel=2)
 
     def entries(self) -> list[Entry]:
         """The attributes that are wrapped: of this model's modules, and Megatron's checkpoint function."""
@@ -160,11 +163,15 @@ class Recorder:
     @contextmanager
     def _recompute(self, forward: Forward, runs: int) -> Iterator[None]:
         """A later run, in a backward: a step of its own, of the tokens of its forward."""
-        if forward.checkpointed and self._recomputed != (forward, runs):
-            self._end_recompute()
-            self._recomputed = forward, runs
-            forward.recomputed += 1
-            self._session.begin({}, expected=forward.checkpointed, mode=Mode.RECOMPUTE, spans=spans(forward))
+        try:
+            if forward.checkpointed and self._recomputed != (forward, runs):
+                self._end_recompute()
+                self._recomputed = forward, runs
+                forward.recomputed += 1
+                expected, rows = forward.checkpointed, spans(forward)
+                self._session.begin({}, expected=expected, mode=Mode.RECOMPUTE, spans=rows)
+        except Exception as error:
+            self._session.fail(error, "recompute", fired=False)
         outer, self._forward = self._forward, forward
         try:
             yield
@@ -180,10 +187,10 @@ class Recorder:
             self._session.end(failed=failed)
 
     def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
-        self._end_recompute()
         self._forward = None
         expected = len(self._cores)
         try:
+            self._end_recompute()
             given = self._signature.bind(self.model, *args, **kwargs).arguments
             forward = read_forward(given)
             tokens = forward.open(self._session.requests.open)
@@ -202,7 +209,10 @@ class Recorder:
 
     def _after_forward(self, _: Any, __: Any, result: Any) -> None:
         self._forward = None
-        self._session.end(failed=result is None)
+        try:
+            self._session.end(failed=result is None)
+        except Exception as error:
+            self._session.fail(error, "end of the forward", fired=False)
 
     def _look(self, core: Core, args: Any, kwargs: Any, result: torch.Tensor, lse: Any) -> None:
         """Record a launch that has already run. Nothing that happens here reaches the engine."""
@@ -236,21 +246,24 @@ class Recorder:
     def _look_sparse(self, core: Core, forward: Forward) -> None:
         """Record a sparse launch and the choice of its indexer; gradients of it are not recorded."""
         seen = observe_sparse(core, self._sparse.attention, forward)
+        self._check(core, seen)
         self._session.observe(seen)
         if self._sparse.choice is None:
             # A layer that shares the choice of another, or that trains its indexer in a fused function.
             self._session.notes["indexers"] = f"the choice of layer {core.layer} was not seen"
             return
         try:
-            self._session.observe_indexer(observe_choice(core, self._sparse.choice, forward))
+            choice = observe_choice(core, self._sparse.choice, forward)
+            if self._untested:
+                self._first.check_indexer(choice)
+            self._session.observe_indexer(choice)
         except Exception as error:
             self._session.fail(error, f"indexer of layer {core.layer}", fired=False)
 
     def _check(self, core: Core, seen: Observation) -> None:
-        """A version that nobody has tested shows its conventions at the first launch of each layer."""
-        if self._untested and core.name not in self._checked:
-            check_conventions(seen, "Megatron-core", "M-CONTRADICTED")
-            self._checked.add(core.name)
+        """What nobody has tested shows its conventions at the first launches of each layer."""
+        if self._untested or core.kind is Kind.TRANSFORMER_ENGINE:
+            self._first.check(seen)
 
     def _watch(self, call: CoreCall, forward: Forward, late: LateGradients, kernel: str) -> None:
         computed = self._followed.computed(call.core.layer, kernel)

@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tracekit.engines.megatron_call import CoreCall, flat, kv_rows, rows
 from tracekit.engines.megatron_step import Forward
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.torch_bits import widened
 from tracekit.errors import Unsupported
-from tracekit.model import Bits, DType, KVFamily, KVRows
+from tracekit.model import Bits, KVFamily, KVRows
 from tracekit.recorder.observation import Borrowed, LateGradients
 
 _NODES = 256
@@ -156,7 +156,7 @@ class _Backward:
         if name == "query":
             self.late.d_q = rows(grad, self.forward, "gradient of q")
         elif name == "sink":
-            self.late.d_sink = exact(grad)
+            self.late.d_sink = widened(grad, "gradient of the sink")
         else:
             self.held[name] = grad
             if len(self.held) == 2:
@@ -176,13 +176,6 @@ def _reaches_padding(grad: torch.Tensor, forward: Forward) -> bool:
     padding[forward.row_slots] = False
     every = flat(grad, forward, "gradient of O")
     return bool(Bits(every.data[padding], every.dtype).to_float32().any())
-
-
-def exact(tensor: torch.Tensor) -> Bits:
-    """A small tensor in FP32, which holds every dtype of a gradient exactly; a copy."""
-    borrowed = borrow(tensor, "gradient of the sink")
-    values = Bits(borrowed.data.copy(), borrowed.dtype).to_float32()
-    return Bits.from_float32(values, DType.FLOAT32)
 
 
 def _by_row(borrowed: Borrowed) -> Bits:

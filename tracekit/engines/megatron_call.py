@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tracekit.engines import megatron_te
 from tracekit.engines.megatron_mask import executed_mask, read_selection, slots_of_mask, visibility
 from tracekit.engines.megatron_points import Core, Kind
 from tracekit.engines.megatron_step import Forward, Slots
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.patch import EVIDENCE
+from tracekit.engines.torch_bits import borrow, widened
 from tracekit.errors import Unsupported
 from tracekit.model import (
     Array,
@@ -88,7 +90,7 @@ def observe_call(call: CoreCall, forward: Forward, late: LateGradients | None) -
         positions=forward.positions,
         q=q,
         kv=families,
-        sink=None if call.sink is None else _exact(call.sink),
+        sink=None if call.sink is None else widened(call.sink, "softmax_offset"),
         selection=Selection({KVFamily.DENSE: selection}),
         out=Output(rows(call.out, forward, "output", heads), Origin.EXECUTED),
         lse=None if call.lse is None else Output(rows(call.lse, forward, "lse"), Origin.EXECUTED),
@@ -128,8 +130,14 @@ def kv_rows(tensor: torch.Tensor, slots: Slots, request: int, name: str) -> Borr
     return Borrowed(every.data[slots.slots_of(request)].transpose(1, 0, 2), every.dtype)
 
 
-def scale_of(module: Any) -> float:
-    """The factor on q.k in all: with `apply_query_key_layer_scaling` a part of it comes after the product."""
+def scale_of(kind: Kind, module: Any) -> float:
+    """The factor on q.k in all: with `apply_query_key_layer_scaling` a part of it comes after the product.
+
+    Raises:
+        Unsupported: `M-HOOK`.
+    """
+    if kind is Kind.TRANSFORMER_ENGINE:
+        return megatron_te.scale_of(module)
     coefficient = getattr(getattr(module, "scale_mask_softmax", None), "scale", None)
     return float(module.softmax_scale) * (1.0 if coefficient is None else float(coefficient))
 
@@ -203,12 +211,6 @@ def _held(call: CoreCall, forward: Forward, request: int) -> SeenKV:
     return SeenKV(keys, values, 0, forward.recomputed)
 
 
-def _exact(sink: torch.Tensor) -> Bits:
-    """Sinks in FP32; exact for every dtype that a model keeps them in."""
-    borrowed = borrow(sink, "softmax_offset")
-    return Bits.from_float32(Bits(borrowed.data.copy(), borrowed.dtype).to_float32(), DType.FLOAT32)
-
-
 def _identity(kind: Kind, device: str) -> ExecutedIdentity:
     if kind is Kind.TKA1:
         return Tka1().identity()
@@ -232,7 +234,7 @@ def _conventions(
         back = bool((selection.ids <= np.repeat(place, np.diff(selection.offsets))).all())
     own = kind is Kind.DOT_PRODUCT
     return Conventions(
-        scale_to_bits(scale_of(module)),
+        scale_to_bits(scale_of(kind, module)),
         causal=back,
         window=window,
         score_dtype=dtype if own else DType.FLOAT32,
@@ -244,6 +246,8 @@ def _conventions(
 def _details(call: CoreCall) -> dict[str, str]:
     """The module, and the dtype of its sink, which the numbers do not show."""
     details = {"module": call.core.name}
+    if call.core.kind is Kind.TRANSFORMER_ENGINE:
+        details["evidence"] = EVIDENCE
     if call.sink is not None:
         details["sink_dtype"] = str(call.sink.dtype).removeprefix("torch.")
     return details

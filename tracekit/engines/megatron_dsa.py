@@ -9,6 +9,7 @@ its O is the latent one, before the projection to values.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,20 @@ _KERNELS = {ABSORBED: "megatron.dsa_absorbed", EXPANDED: "megatron.dsa"}
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """One run of a function of the file: its name, its arguments by name, and what it gave."""
+    """One run of a function of the file: its name, its arguments, and what it gave."""
 
     name: str
-    given: dict[str, Any]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     result: Any
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name. Read after the function has run: one that changed breaks the hook alone."""
+        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
 
 @dataclass(eq=False)
@@ -82,13 +92,9 @@ class SparseWatch:
 
     def _wrapper(self, name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
-            signature = inspect.signature(original)
-
             def watched(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
-                bound = signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                ran = Ran(name, dict(bound.arguments), result)
+                ran = Ran(name, original, args, kwargs, result)
                 if name == CHOICE:
                     self.choice = ran
                 else:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tracekit.canonical.padded import as_selection
+from tracekit.engines import megatron_te
 from tracekit.engines.megatron_points import Kind
 from tracekit.engines.megatron_step import Slots
 from tracekit.errors import Unsupported
@@ -35,10 +36,9 @@ def executed_mask(
         Unsupported: `M-MASK` for a mask that is not understood; `M-MASK-TYPE` for a mask type that says
             nothing here.
     """
-    mask, window = given["attention_mask"], _window(module)
     if kind is Kind.TRANSFORMER_ENGINE:
-        _refuse_type(given, packed)
-        return None, window
+        return None, megatron_te.window_of(module, given, packed)
+    mask, window = given["attention_mask"], _window(module)
     if packed and mask is not None:
         raise Unsupported(
             "a packed launch has a mask beside its cu_seqlens; pass one of them.", rule="M-MASK"
@@ -145,19 +145,6 @@ def _window(module: Any) -> int | None:
     if size[1] != 0 or size[0] < 0:
         raise Unsupported(f"a window of {size} looks ahead or has no end.", rule="M-MASK", window=list(size))
     return int(size[0]) + 1
-
-
-def _refuse_type(given: Any, packed: bool) -> None:
-    """Transformer Engine goes by the mask type, and reads no mask for a causal one."""
-    kind = getattr(given.get("attn_mask_type"), "name", str(given.get("attn_mask_type")))
-    if kind not in (("padding_causal",) if packed else ("causal", "causal_bottom_right")):
-        raise Unsupported(
-            f"Transformer Engine was called with mask type {kind} for a "
-            f"{'packed' if packed else 'padded'} batch; those that are recorded are causal, and "
-            "padding_causal for packed ones.",
-            rule="M-MASK-TYPE",
-            mask_type=kind,
-        )
 
 
 def _right_padded(slots: Slots) -> bool:

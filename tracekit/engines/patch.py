@@ -4,11 +4,14 @@ Every replacement is entered on an `ExitStack`, so leaving the recording restore
 the reverse order, whatever happened in between. Off means off: tests compare with `is`.
 """
 
+import inspect
 import re
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from tracekit.errors import Unsupported
 
 _ABSENT = object()
 
@@ -34,6 +37,43 @@ class Versions:
 
     def __str__(self) -> str:
         return " .. ".join(".".join(map(str, version)) for version in (self.first, self.end))
+
+
+EVIDENCE = "by signature, untested on hardware"
+"""What a trace says of a kernel that the recorder knows from its sources alone."""
+
+
+class Arguments:
+    """Reads the arguments of an engine's function by name, in whatever order it is called with them.
+
+    A hook passes on what it gets and asks here afterwards, so that a function that has changed breaks the
+    hook, which tells the ledger, and not the engine.
+
+    Args:
+        function: the engine's own.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self._signature = inspect.signature(function)
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
+        """Return some arguments of a call.
+
+        Raises:
+            Unsupported: `E-HOOK` when the function has none of a name.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        gone = [name for name in names if name not in bound.arguments]
+        if gone:
+            raise Unsupported(
+                f"{self._name} takes no {', '.join(gone)} any more: this engine is too new for the recorder. "
+                "Install a tested version (docs/engines.md).",
+                rule="E-HOOK",
+                hook=gone,
+            )
+        return tuple(bound.arguments[name] for name in names)
 
 
 class Removable(Protocol):

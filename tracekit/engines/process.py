@@ -5,18 +5,16 @@ file goes when the trace is written, and otherwise says why it was not, so that 
 """
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from tracekit.engines.terminated import forget, save_when_terminated
 from tracekit.env import Settings, settings
 from tracekit.errors import TracekitError
 from tracekit.model import Share
@@ -73,7 +71,6 @@ class Recordings:
         self._base = found.record
         self._filters = found.filters
         self._count = 0
-        self._running: list[_Running] = []
 
     def begin(self, join: Callable[[Session, ExitStack], None], share: Share | None) -> bool:
         """Begin a recording, and say whether it runs.
@@ -102,26 +99,16 @@ class Recordings:
                 marker.write_text(str(error))
             return False
         running = _Running(stack, session, path, marker, os.getpid())
-        self._running.append(running)
         Finalize(None, _save, args=(running,), exitpriority=_BEFORE_EXIT)
-        self._save_when_terminated()
+        save_when_terminated(running, partial(_terminate, running))
         return True
 
-    def _save_when_terminated(self) -> None:
-        """SIGTERM ends a process at once; where nobody handles it, what was recorded is written first."""
-        ours = threading.current_thread() is threading.main_thread()
-        if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
 
-        def save(number: int, _: FrameType | None) -> None:
-            for running in self._running:
-                if running.pid == os.getpid():
-                    running.session.interrupt("ended by SIGTERM")
-                    _save(running)
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-        signal.signal(signal.SIGTERM, save)
+def _terminate(running: _Running) -> None:
+    """Write what there is before SIGTERM ends the process; a child that was forked has a copy only."""
+    if running.pid == os.getpid():
+        running.session.interrupt("ended by SIGTERM")
+        _save(running)
 
 
 def _save(running: _Running) -> None:
@@ -132,6 +119,7 @@ def _save(running: _Running) -> None:
     """
     if running.pid != os.getpid() or not running.marker.exists():
         return
+    forget(running)
     try:
         running.stack.close()
     except Exception as error:

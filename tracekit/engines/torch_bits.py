@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tracekit.model import Array, Bits
+from tracekit.model import Array, Bits, DType
 from tracekit.providers.torch_tensors import from_torch
 from tracekit.recorder.arena import Arena
 from tracekit.recorder.observation import Borrowed
@@ -18,6 +18,26 @@ def borrow(tensor: torch.Tensor, name: str) -> Borrowed:
         Unsupported: `T-DTYPE` for a dtype that a trace cannot hold.
     """
     return Borrowed(*from_torch(tensor, name))
+
+
+def copied(tensor: torch.Tensor, name: str) -> Bits:
+    """Return the bits of a tensor in host memory that nobody else writes to.
+
+    Raises:
+        Unsupported: `T-DTYPE`.
+    """
+    borrowed = borrow(tensor.detach().cpu(), name)
+    return Bits(borrowed.data.copy(), borrowed.dtype)
+
+
+def widened(tensor: torch.Tensor, name: str) -> Bits:
+    """Return a copy in FP32: exact for every dtype that a model keeps its sinks or their gradients in.
+
+    Raises:
+        Unsupported: `T-DTYPE`.
+    """
+    bits = copied(tensor, name)
+    return bits if bits.dtype is DType.FLOAT32 else Bits.from_float32(bits.to_float32(), DType.FLOAT32)
 
 
 class Copied(NamedTuple):

@@ -21,6 +21,7 @@ from tracekit.engines.transformers_common import EAGER, SDPA, TKA1, Kernel, Kern
 from tracekit.engines.transformers_families import ratio_family
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
+from tracekit.engines.transformers_reorder import Reorders
 from tracekit.engines.transformers_step import (
     Forward,
     Sequences,
@@ -72,6 +73,7 @@ class Recorder:
         session.names.update({layer: name for name, layer in _names(model, self._modules).items()})
         self._sequences = Sequences(session)
         self._weights = Weights(model)
+        self._reorders = Reorders()
         self._signature = inspect.signature(type(model).forward)
         self._forward: Forward | None = None
         self._refused: dict[Any, TracekitError] = {}
@@ -121,6 +123,8 @@ class Recorder:
             forward = read_forward(self._signature, (self._model, *args), kwargs, self._sequences)
             training = self._model.training and torch.is_grad_enabled()
             fresh = new_tokens(forward, self._session)
+            if self._session.skips_steps and self._reorders.moved(forward.cache):
+                self._session.lose_kv(forward.handles)
             if self._weights.changed():
                 self._session.new_weights()
             held = {handle: len(self._session.requests[handle].tokens) for handle in fresh}
@@ -141,6 +145,8 @@ class Recorder:
     def after_forward(self, _: Any, __: Any, result: Any) -> None:
         """End the step."""
         self._look_at_waiting()
+        if self._session.skips_steps and self._forward is not None:
+            self._reorders.remember(self._forward.cache)
         self._forward = None
         self._session.end(failed=result is None)
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.torch_bits import borrow, widened
 from tracekit.errors import Unsupported
 from tracekit.model import Bits, DType, scale_to_bits
 from tracekit.providers import tka1
@@ -120,7 +120,7 @@ def attend(
             q=np.ascontiguousarray(q),
             request=np.repeat(np.arange(batch, dtype=np.int32), length),
             families=(_family(rows, borrow(key, "keys").data, borrow(value, "values").data),),
-            sink=None if s_aux is None else sink_bits(s_aux),
+            sink=None if s_aux is None else widened(s_aux, "sinks").data,
             scale_bits=scale_to_bits(width**-0.5 if scaling is None else scaling),
             dtype=borrowed.dtype,
         )
@@ -128,12 +128,6 @@ def attend(
     out = to_torch(Bits(answer.out, borrowed.dtype)).reshape(batch, length, query.shape[1], -1)
     lse = to_torch(Bits(answer.lse, DType.FLOAT32)).reshape(batch, length, -1)
     return out.to(query.device), lse
-
-
-def sink_bits(sinks: torch.Tensor) -> npt.NDArray[np.uint32]:
-    """Return sinks as binary32 bits `[H]`; exact for every dtype that a model keeps them in."""
-    borrowed = borrow(sinks, "sinks")
-    return Bits(borrowed.data.copy(), borrowed.dtype).to_float32().view(np.uint32)
 
 
 def _family(rows: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]) -> tka1.FamilyInput:

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from tracekit.engines.torch_bits import Copied, borrow, own, take_rows, torch_kind
+from tracekit.engines.torch_bits import Copied, borrow, own, take_rows, torch_kind, widened
 from tracekit.engines.transformers_common import Common, Kernel, KernelCall, common
 from tracekit.engines.transformers_families import Slots, compresses
 from tracekit.engines.transformers_mask import MaskReading
@@ -77,7 +76,7 @@ def capture_call(kernel: Kernel, call: KernelCall, forward: Forward, arena: Aren
         own(call.q, arena),
         own(call.out, arena),
         None if call.lse is None else own(call.lse, arena),
-        None if sinks is None else _sink(sinks),
+        None if sinks is None else widened(sinks, "sinks"),
     )
     size = call.q.nbytes + call.out.nbytes + (0 if call.lse is None else call.lse.nbytes)
     return Launch(layer, _rows_read(call, shared.slots, forward.handles), size, partial(describe, owned))
@@ -195,11 +194,6 @@ def _looks_back(reading: MaskReading, positions: npt.NDArray[np.int64]) -> bool:
         if not back:
             return False
     return True
-
-
-def _sink(sinks: torch.Tensor) -> Bits:
-    bits = borrow(sinks, "sinks")
-    return Bits.from_float32(Bits(bits.data.copy(), bits.dtype).to_float32(), DType.FLOAT32)
 
 
 def _plan(kernel: str, shared: Common) -> LaunchPlan:

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.engines.patch import Entry, UntestedVersion, enter_all
+from tracekit.engines.patch import EVIDENCE, Arguments, Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
-from tracekit.engines.vllm_check import check_conventions
 from tracekit.engines.vllm_dsv4 import v4_entries
 from tracekit.engines.vllm_events import core_of, event_entries, groups_of, unfollowed
 from tracekit.engines.vllm_gpu import GpuCall, observe_gpu
@@ -31,15 +30,21 @@ from tracekit.engines.vllm_points import (
     run_tag,
     runner_of,
     schedulings,
-    tested,
 )
 from tracekit.engines.vllm_prefixes import Prefixes
-from tracekit.engines.vllm_signatures import EVIDENCE, signature_of
+from tracekit.engines.vllm_signatures import signature_of
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Tag
+from tracekit.recorder.first_launch import FirstLaunches
 from tracekit.recorder.observation import IndexerObservation, Observation
 from tracekit.recorder.session import Session
+
+_LAUNCH = ("layer", "query", "kv_cache", "attn_metadata", "output")
+"""What is read of the arguments of an attention implementation."""
+
+_UNREAD = object()
+"""In place of what the scheduler says, until that was read."""
 
 
 @contextmanager
@@ -92,17 +97,16 @@ class Recorder:
         self._scheduling = schedulings(runner, self._layers.keys() - others)
         self._requests = Requests(session, Prefixes(groups_of(runner)))
         self._core = core_of(core, runner)
-        self._checked: set[str] = set()
+        self._first = FirstLaunches()
         self._dummies: int | None = None
         self._scheduled: Any = None
         self._step: Step | None = None
         self._opened = False
         self._refused: TracekitError | None = None
         session.identity = engine_identity(runner)
-        self._untested = not tested(engine_name().partition(" ")[2])
+        self._untested = not TESTED.hold(engine_name().partition(" ")[2])
         if self._untested:
-            versions = " .. ".join(".".join(map(str, version)) for version in TESTED)
-            session.notes["version"] = f"{engine_name()} is outside the tested versions {versions}"
+            session.notes["version"] = f"{engine_name()} is outside the tested versions {TESTED}"
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
         if self._gpu:
             kernels = ", ".join(sorted({signature.backend for signature in self._gpu.values()}))
@@ -136,8 +140,8 @@ class Recorder:
             try:
                 return original(*args, **kwargs)
             finally:
-                self._session.other(run_tag(kwargs), expected=len(self._layers), fired=self._dummies)
-                self._dummies = None
+                fired, self._dummies = self._dummies, None
+                self._session.other(run_tag(kwargs), expected=len(self._layers), fired=fired)
 
         return dummy_run
 
@@ -145,10 +149,12 @@ class Recorder:
         return lambda _: self._wrap_forward(name, impl.forward)
 
     def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            self._enter(scheduler_output)
+        given = Arguments(original)
+
+        def execute_model(*args: Any, **kwargs: Any) -> Any:
+            self._enter(given, args, kwargs)
             try:
-                result = original(scheduler_output, *args, **kwargs)
+                result = original(*args, **kwargs)
             except BaseException as error:
                 self._leave(f"the engine's step failed: {error!r}")
                 raise
@@ -158,68 +164,68 @@ class Recorder:
         return execute_model
 
     def _wrap_forward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(
-            layer: Any,
-            query: Any,
-            key: Any,
-            value: Any,
-            kv_cache: Any,
-            attn_metadata: Any,
-            output: Any,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            result = original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            if attn_metadata is None:  # a profiling run, over tokens that nobody sent
-                self.profiled()
-            else:
-                launch = (query, kv_cache, attn_metadata, output)
-                self.look(name, lambda step: self._observe(name, layer, launch, step))
+        given = Arguments(original)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.look(name, lambda step: self._observe(name, given.of(args, kwargs, *_LAUNCH), step))
             return result
 
         return forward
 
-    def _observe(self, name: str, layer: Any, launch: tuple[Any, Any, Any, Any], step: Step) -> Observation:
+    def _observe(self, name: str, given: tuple[Any, ...], step: Step) -> Observation:
+        layer, query, cache, metadata, output = given
         number, impl = self._numbers[name], self._layers[name].impl
         if name in self._gpu:
+            signature, engine = self._gpu[name], engine_name()
             return observe_gpu(
-                GpuCall(name, number, self._gpu[name], impl, *launch, engine=engine_name()), step
+                GpuCall(name, number, signature, impl, query, cache, metadata, output, engine), step
             )
-        return observe_call(KernelCall(name, number, layer, impl, *launch, self._scheduling[name]), step)
+        plan = self._scheduling[name]
+        return observe_call(KernelCall(name, number, layer, impl, query, cache, metadata, output, plan), step)
 
-    def _enter(self, scheduled: Any) -> None:
-        self._scheduled, self._step, self._opened, self._refused = scheduled, None, False, None
+    @property
+    def running(self) -> bool:
+        """Whether a step of this engine runs: what its operators do at other times is another engine's."""
+        return self._scheduled is not None
+
+    def _enter(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._scheduled, self._step, self._opened, self._refused = _UNREAD, None, False, None
         try:
-            self._requests.begin(scheduled)
-        except TracekitError as error:
-            self._refused = error
+            (self._scheduled,) = given.of(args, kwargs, "scheduler_output")
+            self._requests.begin(self._scheduled)
+        except Exception as error:
+            self._refused = _told(error)
 
     def _leave(self, failed: str = "") -> None:
+        """The step is over. Nothing that happens here reaches the engine."""
         scheduled, self._scheduled = self._scheduled, None
-        if not scheduled.total_num_scheduled_tokens:
-            return
-        if not self._opened:
-            # No hook fired: a replayed graph, or a model that goes around the layers. The ledger says so.
-            self._open(scheduled)
-        if self._step is not None and not failed:
-            self._requests.ran(self._step)
+        try:
+            if not getattr(scheduled, "total_num_scheduled_tokens", 1):
+                return
+            if not self._opened:
+                # No hook fired: a replayed graph, or a model that goes around the layers. The ledger says so.
+                self._open(scheduled)
+            if self._step is not None and not failed:
+                self._requests.ran(self._step)
+        except Exception as error:
+            self._session.fail(error, "step", fired=False)
         self._session.end(failed, failed=bool(failed))
 
-    def _open(self, scheduled: Any, launches: int = 1) -> None:
+    def _open(self, scheduled: Any, launches: Callable[[], int] = lambda: 1) -> None:
         """Open the step in the session: at its first launch, when the input buffers are filled."""
         self._opened = True
-        expected = len(self._layers) * launches
+        expected = len(self._layers)
         try:
+            expected *= launches()
             if self._refused is None:
                 step = self._requests.read(self._runner, scheduled)
                 fresh = {handle: np.asarray(step.fresh.get(handle, []), np.int64) for handle in step.handles}
                 self._session.begin(fresh, expected=expected, mode=step.mode, spans=step.spans)
                 self._step = step
                 return
-        except TracekitError as error:
-            self._refused = error
         except Exception as error:
-            self._refused = Unsupported(f"the step could not be read: {error!r}", rule="V-STEP")
+            self._refused = _told(error)
         self._session.history.lose(f"step {self._session.current} could not be read: {self._refused}")
         self._session.begin({}, expected=expected)
         self._session.fail(self._refused, "step", fired=False)
@@ -231,28 +237,29 @@ class Recorder:
         else:
             self._dummies += 1
 
-    def look(self, name: str, observe: Callable[[Step], Observation], launches: int = 1) -> None:
+    def look(
+        self, name: str, observe: Callable[[Step], Observation], launches: Callable[[], int] = lambda: 1
+    ) -> None:
         """Record a launch of a layer that has already run. Nothing that happens here reaches the engine.
 
         Args:
             name: of the layer.
             observe: describes the launch.
-            launches: how often each layer launches in this step.
+            launches: says how often each layer launches in this step.
         """
-        if self._scheduled is None:
-            return self.profiled()
         number = self._numbers[name]
-        if not self._opened:
-            self._open(self._scheduled, launches)
         try:
+            if self._scheduled is None:
+                return self.profiled()
+            if not self._opened:
+                self._open(self._scheduled, launches)
             if self._step is None:
                 return self._session.fail(self._refused or RuntimeError("no step"), "step")
             if not self._session.wants(number):
                 return self._session.skip()
             seen = observe(self._step)
-            if (self._untested or name in self._gpu) and name not in self._checked:
-                check_conventions(seen)
-                self._checked.add(name)
+            if self._untested or name in self._gpu:
+                self._first.check(seen)
             self._session.observe(seen)
         except Exception as error:
             self._session.fail(error, f"layer {number}")
@@ -264,6 +271,15 @@ class Recorder:
             return
         try:
             for seen in observe(self._step):
+                if self._untested:
+                    self._first.check_indexer(seen)
                 self._session.observe_indexer(seen)
         except Exception as error:
             self._session.fail(error, f"indexer of layer {number}", fired=False)
+
+
+def _told(error: Exception) -> TracekitError:
+    """A step that could not be read, in a sentence."""
+    if isinstance(error, TracekitError):
+        return error
+    return Unsupported(f"the step could not be read: {error!r}", rule="V-STEP")

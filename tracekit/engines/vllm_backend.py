@@ -17,7 +17,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from tracekit.canonical.window import live_rows, window_ranges
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.torch_bits import borrow, widened
 from tracekit.engines.vllm_pages import PagedCache, cache_of
 from tracekit.errors import Unsupported
 from tracekit.model import Array, Bits, DType, scale_to_bits
@@ -102,7 +102,7 @@ class Tka1Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
                 lengths=attn_metadata.seq_lens.cpu().numpy(),
                 tables=attn_metadata.block_table.cpu().numpy(),
                 window=self.sliding_window if self.sliding_window > 0 else None,
-                sink=None if self.sinks is None else sink_bits(self.sinks),
+                sink=None if self.sinks is None else widened(self.sinks, "sinks").data,
                 scale=self.scale,
                 dtype=q.dtype,
             )
@@ -166,12 +166,6 @@ def launch(
         tuple(keys), tuple(values), tuple(first), tka1.Ranges(ranges.lo.copy(), ranges.hi.copy())
     )
     return tka1.Inputs(q, request, (family,), sink, scale_to_bits(scale), dtype)
-
-
-def sink_bits(sinks: torch.Tensor) -> Array:
-    """Return sinks as binary32 bits `[H]`; exact for every dtype that a model keeps them in."""
-    borrowed = borrow(sinks, "sinks")
-    return Bits(borrowed.data.copy(), borrowed.dtype).to_float32().view(np.uint32)
 
 
 def _refused(what: str) -> Unsupported:

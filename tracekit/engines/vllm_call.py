@@ -9,15 +9,14 @@ import numpy as np
 import torch
 
 from tracekit.canonical.window import live_rows, window_ranges
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.torch_bits import copied, widened
 from tracekit.engines.vllm_pages import PagedCache, StoredRows, cache_of, kv_dtype_of
 from tracekit.engines.vllm_points import Scheduling
+from tracekit.engines.vllm_rules import check_rows, refuse_arguments
 from tracekit.engines.vllm_step import Step
 from tracekit.env import settings
-from tracekit.errors import Unsupported
 from tracekit.model import (
     Array,
-    Bits,
     Conventions,
     DType,
     ExecutedIdentity,
@@ -74,9 +73,9 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
     rows = int(metadata.num_actual_tokens)
     starts = metadata.query_start_loc.cpu().numpy().astype(np.int32)
     lengths = metadata.seq_lens.cpu().numpy().astype(np.int32)
-    _check_rows(call, step, rows, starts, lengths)
-    q, dtype = _copied(call.query[:rows], "query")
-    heads = q.shape[1]
+    check_rows(call.name, starts, lengths, step)
+    q = copied(call.query[:rows], "query")
+    heads, dtype = q.shape[1], q.dtype
     cache = cache_of(call.layer, impl, call.kv_cache, call.scheduling.isa, call.query.dtype)
     window = impl.sliding_window if impl.sliding_window > 0 else None
     tables = metadata.block_table.cpu().numpy()
@@ -88,7 +87,7 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
         handle: {KVFamily.DENSE: _seen(cache, part, dtype, step.generations[handle])}
         for handle, part in zip(step.handles, seen, strict=True)
     }
-    out = _copied(call.output[:rows].reshape(rows, heads, -1), "output")
+    out = copied(call.output[:rows].reshape(rows, heads, -1), "output")
     plan = _plan(call, rows, starts, lengths, tables, seen)
     portable = is_portable(impl)
     return Observation(
@@ -96,11 +95,11 @@ def observe_call(call: KernelCall, step: Step) -> Observation:
         requests=step.handles,
         request=step.request,
         positions=step.positions,
-        q=Bits(q, dtype),
+        q=q,
         kv=kv,
-        sink=None if impl.sinks is None else _sink(impl.sinks),
+        sink=None if impl.sinks is None else widened(impl.sinks, "sinks"),
         selection=Selection({KVFamily.DENSE: window_ranges(step.positions, window)}),
-        out=Output(Bits(*out), Origin.EXECUTED),
+        out=Output(out, Origin.EXECUTED),
         lse=Output(impl.lse, Origin.EXECUTED) if portable else None,
         conventions=Conventions(
             scale_to_bits(impl.scale),
@@ -146,39 +145,13 @@ def _identity(call: KernelCall) -> ExecutedIdentity:
 
 
 def _refuse(call: KernelCall) -> None:
-    impl, metadata = call.impl, call.metadata
-    kind = getattr(impl.attn_type, "value", impl.attn_type)
-    checks = (
-        (impl.alibi_slopes is not None, "uses ALiBi, a bias on the scores"),
-        (bool(impl.logits_soft_cap), f"caps its scores softly at {impl.logits_soft_cap}"),
-        (kind != "decoder", f"is {kind} attention"),
-        (not metadata.causal or metadata.dynamic_causal is not None, "is not causal"),
-        (call.kv_cache.ndim != 4, f"has a cache of shape {list(call.kv_cache.shape)}"),
-        (_kv_dtype(call) not in ("auto", *FLOAT8), f"has a KV cache of {impl.kv_cache_dtype}"),
+    cache, metadata = call.kv_cache, call.metadata
+    more = (
+        (metadata.dynamic_causal is not None, "is causal for some requests only"),
+        (cache.ndim != 4, f"has a cache of shape {list(cache.shape)}"),
+        (_kv_dtype(call) not in ("auto", *FLOAT8), f"has a KV cache of {call.impl.kv_cache_dtype}"),
     )
-    found = next((what for wrong, what in checks if wrong), None)
-    if found is not None:
-        raise Unsupported(
-            f"layer {call.name} {found}, which a trace cannot say; record a model or a setting without it.",
-            rule="V-ARGUMENT",
-            layer=call.name,
-        )
-
-
-def _check_rows(call: KernelCall, step: Step, rows: int, starts: Array, lengths: Array) -> None:
-    """The kernel's own lengths must say what the runner's buffers say."""
-    places = np.repeat(np.arange(lengths.size, dtype=np.int32), np.diff(starts))
-    fits = starts[0] == 0 and starts[-1] == rows and np.array_equal(places, step.request)
-    if fits:
-        at = np.arange(rows) - np.repeat(starts[1:], np.diff(starts)) + lengths[places]
-        fits = np.array_equal(at, step.positions)
-    if not fits:
-        raise Unsupported(
-            f"layer {call.name} was launched for rows {starts.tolist()[:6]} and lengths "
-            f"{lengths.tolist()[:6]}, which are not the {step.positions.size} rows of the model's input.",
-            rule="V-ROWS",
-            layer=call.name,
-        )
+    refuse_arguments(call.name, call.impl, metadata, more)
 
 
 def _seen(cache: PagedCache, rows: StoredRows, dtype: DType, generation: int) -> SeenKV:
@@ -246,13 +219,3 @@ def _kv_dtype(call: KernelCall) -> str:
 
 def _scale(call: KernelCall, side: str) -> float:
     return float(getattr(call.layer, f"{side}_scale_float"))
-
-
-def _sink(sinks: torch.Tensor) -> Bits:
-    data, dtype = _copied(sinks, "sinks")
-    return Bits.from_float32(Bits(data, dtype).to_float32(), DType.FLOAT32)
-
-
-def _copied(tensor: torch.Tensor, name: str) -> tuple[Array, DType]:
-    borrowed = borrow(tensor, name)
-    return borrowed.data.copy(), borrowed.dtype

@@ -23,7 +23,14 @@ from tracekit.recorder.observation import IndexerObservation, Observation
 class Looks(Protocol):
     """Who records; nothing that happens in these methods reaches the engine."""
 
-    def look(self, name: str, observe: Callable[[Step], Observation], launches: int = 1) -> None:
+    @property
+    def running(self) -> bool:
+        """Whether a step of the engine runs that is recorded."""
+        ...
+
+    def look(
+        self, name: str, observe: Callable[[Step], Observation], launches: Callable[[], int] = ...
+    ) -> None:
         """Record a launch of a layer that has run; each layer of the step launches so often."""
         ...
 
@@ -31,50 +38,42 @@ class Looks(Protocol):
         """Record the launches of the indexer of a layer, after the layer's own."""
         ...
 
-    def profiled(self) -> None:
-        """Count a call over tokens that nobody sent."""
-        ...
+
+Ran = tuple[tuple[Any, ...], Any]
+"""The arguments of an operator that ran, and what it gave."""
 
 
 class Seen:
-    """The operators that ran since the last layer."""
+    """The operators that ran since the last layer of one engine.
 
-    def __init__(self) -> None:
-        self.launches: list[OperatorCall] = []
-        self.indexers: list[IndexerRun] = []
+    Operators belong to the process. What runs while no step of this engine does is another engine's, and
+    is let go at once. Arguments are kept as they came: an operator that has changed breaks its reading.
+
+    Args:
+        recorder: whose engine it is.
+    """
+
+    def __init__(self, recorder: Looks) -> None:
+        self._recorder = recorder
+        self.ran: dict[str, list[Ran]] = {}
 
     def clear(self) -> None:
         """Begin with the next layer."""
-        self.launches, self.indexers = [], []
+        self.ran = {}
 
-    def attention(self, original: Any) -> Any:
-        """Stand before the attention operator."""
+    def before(self, operator: str) -> Callable[[Any], Any]:
+        """Return what makes the function that stands before an operator."""
 
-        def flash_mla(*arguments: Any) -> None:
-            original(*arguments)
-            self.launches.append(OperatorCall(*arguments))
+        def make(original: Any) -> Any:
+            def watched(*arguments: Any, **more: Any) -> Any:
+                answer = original(*arguments, **more)
+                if self._recorder.running:
+                    self.ran.setdefault(operator, []).append(((*arguments, *more.values()), answer))
+                return answer
 
-        return flash_mla
+            return watched
 
-    def scores(self, original: Any) -> Any:
-        """Stand before the operator that gives each row's scores."""
-
-        def paged_logits(*arguments: Any) -> Any:
-            scores = original(*arguments)
-            self.indexers.append(IndexerRun(*(*arguments, scores)))
-            return scores
-
-        return paged_logits
-
-    def top_k(self, original: Any) -> Any:
-        """Stand before the operator that chooses among them; its last argument is filled."""
-
-        def transform(*arguments: Any) -> None:
-            original(*arguments)
-            if self.indexers:
-                self.indexers[-1].chosen = arguments[-1]
-
-        return transform
+        return make
 
 
 def v4_entries(layers: Mapping[str, Any], recorder: Looks) -> list[Entry]:
@@ -86,11 +85,11 @@ def v4_entries(layers: Mapping[str, Any], recorder: Looks) -> list[Entry]:
     """
     if not layers:
         return []
-    seen = Seen()
+    seen = Seen(recorder)
     space, entries = torch.ops._C, []
-    for operator, wrap in ((OPERATOR, seen.attention), (SCORES, seen.scores), (TOP_K, seen.top_k)):
+    for operator in (OPERATOR, SCORES, TOP_K):
         getattr(space, operator)  # looked up once, so that there is an original to come back
-        entries.append(Entry(operator, vars(space), operator, wrap))
+        entries.append(Entry(operator, vars(space), operator, seen.before(operator)))
     return entries + [
         Entry(name, vars(layer), "forward_mqa", _wrapped(name, layer, seen, recorder))
         for name, layer in layers.items()
@@ -100,19 +99,15 @@ def v4_entries(layers: Mapping[str, Any], recorder: Looks) -> list[Entry]:
 def _wrapped(name: str, layer: Any, seen: Seen, recorder: Looks) -> Callable[[Any], Any]:
     original = layer.forward_mqa
 
-    def forward_mqa(q: Any, kv: Any, positions: Any, output: Any) -> None:
+    def forward_mqa(*args: Any, **kwargs: Any) -> Any:
         try:
-            original(q, kv, positions, output)
-            metadata, indexers = _metadata(), seen.indexers
-            if isinstance(metadata, dict):
-                launches = seen.launches
-                recorder.look(
-                    name, lambda step: observe_launch(name, layer, _only(name, launches), metadata, step)
-                )
-                if layer.indexer is not None:
-                    recorder.look_indexers(name, lambda step: observe_indexers(name, layer, indexers, step))
-            else:  # a profiling run, over tokens that nobody sent
-                recorder.profiled()
+            answer = original(*args, **kwargs)
+            ran = seen.ran
+            recorder.look(
+                name, lambda step: observe_launch(name, layer, _launch(name, ran), _metadata(), step)
+            )
+            recorder.look_indexers(name, lambda step: observe_indexers(name, layer, _indexers(ran), step))
+            return answer
         finally:
             seen.clear()
 
@@ -125,7 +120,8 @@ def _metadata() -> Any:
     return get_forward_context().attn_metadata
 
 
-def _only(name: str, launches: list[OperatorCall]) -> OperatorCall:
+def _launch(name: str, ran: Mapping[str, list[Ran]]) -> OperatorCall:
+    launches = ran.get(OPERATOR, [])
     if len(launches) != 1:
         raise Unsupported(
             f"layer {name} launched {OPERATOR} {len(launches)} times where once was expected; this vLLM is "
@@ -133,4 +129,14 @@ def _only(name: str, launches: list[OperatorCall]) -> OperatorCall:
             rule="V-HOOK",
             layer=name,
         )
-    return launches[0]
+    return OperatorCall(*launches[0][0])
+
+
+def _indexers(ran: Mapping[str, list[Ran]]) -> list[IndexerRun]:
+    """The launches of an indexer: one operator gives the scores, the next one chooses among them."""
+    chosen = [arguments[-1] for arguments, _ in ran.get(TOP_K, [])]
+    scored = ran.get(SCORES, [])
+    return [
+        IndexerRun(*(*arguments, scores, chosen[i] if len(chosen) == len(scored) else None))
+        for i, (arguments, scores) in enumerate(scored)
+    ]

@@ -29,7 +29,7 @@ __all__ = ["SCORES", "TOP_K", "IndexerRun", "observe_indexers"]
 FAMILY = KVFamily.C4
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class IndexerRun:
     """The arguments of one `fp8_paged_mqa_logits_cpu`, in its order, and what came of it.
 
@@ -42,7 +42,7 @@ class IndexerRun:
         page_size: rows of a page.
         width: columns of the scores.
         scores: FP32 `[N, width]`.
-        chosen: `[N, k]`, -1 behind each choice; None until the second operator has run.
+        chosen: `[N, k]`, -1 behind each choice; None where the second operator did not run for it.
     """
 
     query: torch.Tensor
@@ -71,6 +71,8 @@ def observe_indexers(
         Unsupported: `V-INDEXER` when the launches are not those of the rows.
         InvalidCall: `C-...` a table or a key that cannot be read.
     """
+    if layer.indexer is None:
+        return
     total, most = step.positions.size, int(layer.indexer.topk_tokens)
     needed = (int(step.positions.max()) + 1) // FAMILY.ratio > most
     if not runs and not needed:

@@ -1,7 +1,7 @@
 """A launch of one of vLLM's implementations for GPUs, in the logical words of the model.
 
-How it is read is known by signature alone (`vllm_signatures`), so nothing is recorded of a layer before one
-row of it, computed again, fits what is declared (`vllm_check`).
+How it is read is known by signature alone (`vllm_signatures`), so nothing is recorded of a layer before rows
+of it, computed again, fit what is declared (`recorder/first_launch.py`).
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from tracekit.canonical.window import live_rows, window_from_left, window_ranges
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.patch import EVIDENCE
+from tracekit.engines.torch_bits import copied, widened
+from tracekit.engines.vllm_rules import check_rows, refuse_arguments
 from tracekit.engines.vllm_signatures import (
-    EVIDENCE,
     Batch,
     Signature,
     batch_of,
@@ -21,11 +22,8 @@ from tracekit.engines.vllm_signatures import (
     read_rows,
 )
 from tracekit.engines.vllm_step import Step
-from tracekit.errors import Unsupported
 from tracekit.model import (
-    Bits,
     Conventions,
-    DType,
     ExecutedIdentity,
     KVFamily,
     KVSource,
@@ -65,9 +63,9 @@ def observe_gpu(call: GpuCall, step: Step) -> Observation:
     batch = flashinfer_batch(metadata) if hasattr(metadata, "prefill") else batch_of(metadata)
     rows = int(metadata.num_actual_tokens)
     window = window_from_left(int(impl.sliding_window[0]))
-    _check_rows(call, batch, step)
-    q = borrow(call.query[:rows].cpu(), "query")
-    heads, dim = q.data.shape[1:]
+    check_rows(call.name, batch.starts, batch.lengths, step)
+    q = copied(call.query[:rows], "query")
+    heads, dim = q.shape[1:]
     kv = {}
     for index, handle in enumerate(step.handles):
         new = int(batch.starts[index + 1] - batch.starts[index])
@@ -75,17 +73,16 @@ def observe_gpu(call: GpuCall, step: Step) -> Observation:
         sides = read_rows(call.kv_cache, dim, batch.tables[index], first, end)
         keys, values = (Borrowed(np.ascontiguousarray(side.transpose(1, 0, 2)), q.dtype) for side in sides)
         kv[handle] = {KVFamily.DENSE: SeenKV(keys, values, first, step.generations[handle])}
-    out = borrow(call.output[:rows].reshape(rows, heads, -1).cpu(), "output")
     return Observation(
         layer=call.number,
         requests=step.handles,
         request=step.request,
         positions=step.positions,
-        q=Bits(q.data.copy(), q.dtype),
+        q=q,
         kv=kv,
-        sink=None if impl.sinks is None else _sink(impl.sinks),
+        sink=None if impl.sinks is None else widened(impl.sinks, "sinks"),
         selection=Selection({KVFamily.DENSE: window_ranges(step.positions, window)}),
-        out=Output(Bits(out.data.copy(), out.dtype), Origin.EXECUTED),
+        out=Output(copied(call.output[:rows].reshape(rows, heads, -1), "output"), Origin.EXECUTED),
         lse=None,
         conventions=Conventions(
             scale_to_bits(impl.scale),
@@ -105,46 +102,20 @@ def observe_gpu(call: GpuCall, step: Step) -> Observation:
 
 def _refuse(call: GpuCall) -> None:
     impl, metadata = call.impl, call.metadata
-    kind = getattr(getattr(impl, "attn_type", "decoder"), "value", getattr(impl, "attn_type", "decoder"))
     window = tuple(impl.sliding_window)
-    checks = (
-        (impl.alibi_slopes is not None, "uses ALiBi, a bias on the scores"),
-        (bool(impl.logits_soft_cap), f"caps its scores softly at {impl.logits_soft_cap}"),
-        (kind != "decoder", f"is {kind} attention"),
-        (metadata.causal is not True, "is not causal"),
+    more = (
         (window[1] != (-1 if window[0] < 0 else 0), f"has a window of {window}"),
         (getattr(metadata, "rswa_window", None) is not None, "has a window that spares the prompt"),
         (_ranges(metadata) is not None, "reads ranges of an image in both directions"),
         (getattr(impl, "dcp_world_size", 1) > 1, "deals the context out to several ranks"),
         (call.kv_cache.dtype != call.query.dtype, f"has a KV cache of {impl.kv_cache_dtype}"),
     )
-    found = next((what for wrong, what in checks if wrong), None)
-    if found is not None:
-        raise Unsupported(
-            f"layer {call.name} {found}, which is not recorded of {call.signature.backend}; record a model "
-            "or a setting without it.",
-            rule="V-ARGUMENT",
-            layer=call.name,
-        )
+    refuse_arguments(call.name, impl, metadata, more)
 
 
 def _ranges(metadata: Any) -> Any:
     names = ("mm_prefix_query_range_tensor", "mm_prefix_range_tensor", "mm_prefix_range")
     return next((found for name in names if (found := getattr(metadata, name, None)) is not None), None)
-
-
-def _check_rows(call: GpuCall, batch: Batch, step: Step) -> None:
-    """The kernel's own lengths must say what the runner's buffers say."""
-    counts = np.diff(batch.starts)
-    places = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    at = np.arange(places.size) - np.repeat(batch.starts[1:], counts) + batch.lengths[places]
-    if not (np.array_equal(places, step.request) and np.array_equal(at, step.positions)):
-        raise Unsupported(
-            f"layer {call.name} was launched for rows {batch.starts.tolist()[:6]} and lengths "
-            f"{batch.lengths.tolist()[:6]}, not for the {step.positions.size} rows of the model's input.",
-            rule="V-ROWS",
-            layer=call.name,
-        )
 
 
 def _plan(call: GpuCall, rows: int, batch: Batch) -> LaunchPlan:
@@ -176,8 +147,3 @@ def _identity(call: GpuCall) -> ExecutedIdentity:
         return ExecutedIdentity(call.signature.kernel, libraries, device=device.type)
     major, minor = torch.cuda.get_device_capability(device)
     return ExecutedIdentity(call.signature.kernel, libraries, device="cuda", arch=f"sm_{major}{minor}")
-
-
-def _sink(sinks: torch.Tensor) -> Bits:
-    data = borrow(sinks.detach().cpu(), "sinks")
-    return Bits.from_float32(Bits(data.data.copy(), data.dtype).to_float32(), DType.FLOAT32)

@@ -17,16 +17,15 @@ import torch
 from tracekit.canonical.mla import latent_rows
 from tracekit.canonical.paged import page_slots
 from tracekit.canonical.window import window_ranges
-from tracekit.engines.patch import Entry
-from tracekit.engines.torch_bits import borrow
+from tracekit.engines.patch import Arguments, Entry
+from tracekit.engines.torch_bits import borrow, copied
 from tracekit.engines.vllm_call import engine_name
-from tracekit.engines.vllm_dsv4 import Looks
+from tracekit.engines.vllm_dsv4 import Looks, Seen
 from tracekit.engines.vllm_points import layer_number
 from tracekit.engines.vllm_step import Step
 from tracekit.errors import Unsupported
 from tracekit.model import (
     Array,
-    Bits,
     Conventions,
     ExecutedIdentity,
     KVFamily,
@@ -43,6 +42,8 @@ from tracekit.recorder.observation import Borrowed, Observation, SeenKV
 _NULL_PAGE = 0
 EXTEND = "extend_attention_cpu"
 """The operator of a prefill with AMX; its first arguments are q, new keys, new values, and O."""
+_ARGUMENTS = ("q", "kv_c_and_k_pe_cache", "attn_metadata")
+"""What is read of the arguments of both launches."""
 _DECODE = {"CPUMLAImpl": "mla_decode_kvcache", "AMXMLAImpl": "decode_attention_cpu"}
 
 
@@ -76,32 +77,26 @@ def mla_entries(layers: Mapping[str, Any], recorder: Looks) -> list[Entry]:
     """
     if not layers:
         return []
-    extended: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def seen(original: Any) -> Any:
-        def extend(*arguments: Any) -> None:
-            original(*arguments)
-            extended.append((arguments[0], arguments[3]))
-
-        return extend
-
+    seen = Seen(recorder)
     entries = []
     if hasattr(torch.ops._C, EXTEND):
-        entries.append(Entry(EXTEND, vars(torch.ops._C), EXTEND, seen))
+        entries.append(Entry(EXTEND, vars(torch.ops._C), EXTEND, seen.before(EXTEND)))
     for name, layer in layers.items():
         impl = layer.impl
         entries.append(Entry(name, vars(impl), "forward_mqa", _decodes(name, impl, recorder)))
-        entries.append(Entry(name, vars(impl), "forward_mha", _prefills(name, impl, recorder, extended)))
+        entries.append(Entry(name, vars(impl), "forward_mha", _prefills(name, impl, recorder, seen)))
     return entries
 
 
 def _decodes(name: str, impl: Any, recorder: Looks) -> Callable[[Any], Any]:
     original = impl.forward_mqa
+    given = Arguments(original)
 
-    def forward_mqa(q: Any, cache: Any, metadata: Any, layer: Any) -> Any:
-        answer = original(q, cache, metadata, layer)
+    def forward_mqa(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
 
         def observe(step: Step) -> Observation:
+            q, cache, metadata = given.of(args, kwargs, *_ARGUMENTS)
             whole = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
             rows = np.arange(int(metadata.num_decode_tokens))
             tables, operator = metadata.decode.block_table, _DECODE[type(impl).__name__]
@@ -109,21 +104,21 @@ def _decodes(name: str, impl: Any, recorder: Looks) -> Callable[[Any], Any]:
                 name, impl, LatentLaunch(operator, whole, answer[0], cache, tables, rows), step
             )
 
-        recorder.look(name, observe, launches=_launches(metadata))
+        recorder.look(name, observe, launches=lambda: _launches(*given.of(args, kwargs, "attn_metadata")))
         return answer
 
     return lambda _: forward_mqa
 
 
-def _prefills(
-    name: str, impl: Any, recorder: Looks, extended: list[tuple[torch.Tensor, torch.Tensor]]
-) -> Callable[[Any], Any]:
+def _prefills(name: str, impl: Any, recorder: Looks, seen: Seen) -> Callable[[Any], Any]:
     original = impl.forward_mha
+    given = Arguments(original)
 
-    def forward_mha(q: Any, kv: Any, rope: Any, cache: Any, metadata: Any, *args: Any, **kwargs: Any) -> None:
-        extended.clear()
-        original(q, kv, rope, cache, metadata, *args, **kwargs)
-        ran = list(extended)
+    def forward_mha(*args: Any, **kwargs: Any) -> Any:
+        seen.clear()
+        answer = original(*args, **kwargs)
+        ran = seen.ran.get(EXTEND, [])
+        seen.clear()
 
         def observe(step: Step) -> Observation:
             if len(ran) != 1:
@@ -134,13 +129,15 @@ def _prefills(
                     rule="V-MLA-PREFILL",
                     layer=name,
                 )
-            query, out = ran[0]
+            _, cache, metadata = given.of(args, kwargs, *_ARGUMENTS)
+            query, out = ran[0][0][0], ran[0][0][3]
             rows = int(metadata.num_decode_tokens) + np.arange(query.shape[0])
             return observe_latents(
                 name, impl, LatentLaunch(EXTEND, query, out, cache, metadata.prefill.block_table, rows), step
             )
 
-        recorder.look(name, observe, launches=_launches(metadata))
+        recorder.look(name, observe, launches=lambda: _launches(*given.of(args, kwargs, "attn_metadata")))
+        return answer
 
     return lambda _: forward_mha
 
@@ -172,17 +169,17 @@ def observe_latents(name: str, impl: Any, launch: LatentLaunch, step: Step) -> O
     for place, table in zip(places.tolist(), tables, strict=False):
         count = int(positions[step.request[rows] == place].max()) + 1
         kv[step.handles[place]] = {KVFamily.DENSE: _latents(launch, table, count, int(impl.kv_lora_rank))}
-    q, out = borrow(launch.q, "query"), borrow(launch.out, "output")
+    q = copied(launch.q, "query")
     return Observation(
         layer=layer_number(name),
         requests=tuple(step.handles[place] for place in places),
         request=request.astype(np.int32),
         positions=positions,
-        q=Bits(q.data.copy(), q.dtype),
+        q=q,
         kv=kv,
         sink=None,
         selection=Selection({KVFamily.DENSE: window_ranges(positions, None)}),
-        out=Output(Bits(out.data.copy(), out.dtype), Origin.EXECUTED),
+        out=Output(copied(launch.out, "output"), Origin.EXECUTED),
         lse=None,
         conventions=Conventions(
             scale_to_bits(impl.scale),

@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tracekit.env import settings
-from tracekit.errors import TracekitError
+from tracekit.errors import TracekitError, Unsupported
 
 if TYPE_CHECKING:
     from tracekit.engines.process import Recordings
@@ -75,26 +76,45 @@ class Runners:
         """The engine core that stepped last in this process."""
 
     def join(self, runner: Any) -> Callable[..., Any] | None:
-        """Begin to record a runner that was not seen before, and return its wrapped `execute_model`."""
+        """Begin to record a runner that was not seen before, and return its wrapped `execute_model`.
+
+        What goes wrong is said, and stands in the file beside the trace that is missing; the engine goes on.
+        """
         if id(runner) in self._seen:
             return None
         self._seen.add(id(runner))
+        try:
+            return self._begin(runner)
+        except Exception as error:
+            _say(f"an engine is not recorded: {error!r}")
+            return None
+
+    def _begin(self, runner: Any) -> Callable[..., Any] | None:
         from tracekit.engines.patch import enter_all
         from tracekit.engines.vllm import Recorder
         from tracekit.engines.vllm_points import share_of
 
+        share, unplaced = None, None
+        try:
+            share = share_of(runner)
+        except Exception as error:
+            unplaced = Unsupported(f"its place in the job could not be read: {error!r}", rule="V-SHARE")
+
         def hook(session: "Session", stack: ExitStack) -> None:
+            if unplaced is not None:
+                raise unplaced
             for tag in self.dummies:
                 session.other(tag)
             enter_all(stack, Recorder(session, runner, self.core).entries(), [])
 
-        if not self._recordings.begin(hook, share_of(runner)):
+        if not self._recordings.begin(hook, share):
             return None
         wrapped: Callable[..., Any] = runner.execute_model
         return wrapped
 
 
 def _wrapped(original: Callable[..., Any], runners: Runners) -> Callable[..., Any]:
+    @wraps(original)  # the recorder reads the arguments by the names of the original
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         joined = runners.join(self)
         return original(self, *args, **kwargs) if joined is None else joined(*args, **kwargs)

@@ -1,17 +1,15 @@
 """What of vLLM the recorder touches, and for which versions that is known to be right."""
 
-import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.engines.patch import Versions
 from tracekit.engines.vllm_signatures import SIGNATURES, signature_of
 from tracekit.errors import Unsupported
 from tracekit.model import Share, Tag
 
-TESTED = ((0, 32), (0, 33))
-"""From the first version up to, not including, the second. Outside it every layer must pass `vllm_check`
-before it is recorded, and the trace says so."""
+TESTED = Versions((0, 32), (0, 33))
 
 IMPLEMENTATIONS = {("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl")}
 """Attention implementations whose cache and arguments are understood."""
@@ -40,12 +38,6 @@ class Scheduling:
     isa: str
     heads: int
     window: int
-
-
-def tested(version: str) -> bool:
-    """Whether a version of vLLM lies in the tested window."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]
 
 
 def runner_of(llm: Any) -> Any:
@@ -185,7 +177,7 @@ def _need(owner: Any, name: str) -> Any:
     if not hasattr(owner, name):
         raise Unsupported(
             f"vLLM's {type(owner).__name__} has no {name} any more: this version is too new for the recorder "
-            f"(made for {TESTED[0][0]}.{TESTED[0][1]}). Install that one.",
+            f"(made for {TESTED}). Install that one.",
             rule="V-HOOK",
             hook=name,
         )

@@ -18,8 +18,6 @@ from tracekit.engines.torch_bits import borrow
 from tracekit.errors import Unsupported
 from tracekit.model import Array
 
-EVIDENCE = "by signature, untested on hardware"
-
 _NULL_PAGE = 0
 _BACKENDS = "vllm.v1.attention.backends"
 

@@ -29,6 +29,8 @@ class Capabilities:
             `recorded` is not run without one. False where rows, KV and selection decide every bit.
         page_sizes: rows of a page that it can be asked for, ascending; empty where it takes no pages.
         layouts: layouts of a page that it can be asked for, its own first; empty where it takes no pages.
+        reads_pages: whether its kernel reads pages itself. Else the canonicaliser reads them for it, and
+            what a claim about pages proves is proven of both together; the verdict says so.
         padding: what it can be asked to add to a launch.
         fills: whether it can be asked what stands in memory that belongs to no row (`Fill`).
         splits: whether it can be asked to work as the ranks of a parallel job (`Split`).
@@ -50,6 +52,7 @@ class Capabilities:
     launch_plan: bool = True
     page_sizes: tuple[int, ...] = ()
     layouts: tuple[Layout, ...] = ()
+    reads_pages: bool = True
     padding: frozenset[Padding] = frozenset()
     fills: bool = False
     splits: bool = False

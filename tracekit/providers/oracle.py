@@ -56,6 +56,7 @@ class Oracle:
             launch_plan=False,
             page_sizes=PAGE_SIZES,
             layouts=tuple(Layout),
+            reads_pages=False,
             padding=frozenset(Padding),
             fills=True,
         )

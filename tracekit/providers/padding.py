@@ -23,26 +23,28 @@ _ORDINAL = 700_000_000
 
 
 def padded(call: AttentionCall, placement: Placement) -> AttentionCall:
-    """Return a call with padding: slots that read nothing before and behind its rows, heads, empty requests.
+    """Return a call with padding: slots that read nothing, heads, empty requests.
 
-    Half of the slots, rounded up, stand in front, as where sequences are padded on the left. Their queries
-    are rows of the call, or the fill of the placement.
+    Half of the slots and half of the requests, rounded up, stand in front, and so do all heads: what counts
+    rows, heads or requests as if nothing had been added then takes others. Queries of the slots are rows of
+    the call, or the fill of the placement.
     """
     padding = placement.padding
     call = more_heads(call, padding.get(Padding.HEADS, 0))
     slots, requests = padding.get(Padding.ROWS, 0), padding.get(Padding.REQUESTS, 0)
     if slots + requests == 0:
         return call
-    front = front_slots(placement)
+    front, ahead = front_slots(placement), front_requests(placement)
     donor = call.rows.requests[0]
-    names = tuple(RequestKey(donor.digest, _ORDINAL + i) for i in range(1 + requests))
+    # The last of them owns the slots.
+    names = tuple(RequestKey(donor.digest, _ORDINAL + i) for i in range(requests + 1))
     at = np.concatenate([np.full(front, -1), np.arange(call.num_rows), np.full(slots - front, -1)])
     real = at >= 0
     count = len(call.rows.requests)
-    numbers = np.where(real, call.rows.request[at], count).astype(np.int32)
+    numbers = np.where(real, call.rows.request[at] + ahead, count + requests).astype(np.int32)
     positions = np.where(real, call.rows.positions[at], np.cumsum(~real) - 1)
     rows = Rows(
-        (*call.rows.requests, *names),
+        (*names[:ahead], *call.rows.requests, *names[ahead:]),
         numbers,
         positions,
         np.where(real, call.rows.token_ids[at], -1),
@@ -65,21 +67,26 @@ def padded(call: AttentionCall, placement: Placement) -> AttentionCall:
 
 
 def more_heads(call: AttentionCall, extra: int) -> AttentionCall:
-    """Return a call with `extra` query heads behind those of each KV head, copies of the first of them."""
+    """Return a call with `extra` query heads before those of each KV head.
+
+    They are the first of those with the signs of their queries turned: none gives the answer of another.
+    """
     if extra == 0:
         return call
     at = _head_order(call, extra)
     sink = None if call.sink is None else call.sink.take(at)
-    return replace(
-        call, q=Bits(call.q.data[:, at], call.dtype), sink=sink, out=None, lse=None, launch=None, grads=None
-    )
+    q = call.q.data[:, at]
+    added = np.ones(at.size, np.bool_)
+    added[real_heads(call, extra)] = False
+    q[:, added] ^= q.dtype.type(1 << (8 * q.itemsize - 1))
+    return replace(call, q=Bits(q, call.dtype), sink=sink, out=None, lse=None, launch=None, grads=None)
 
 
 def real_heads(call: AttentionCall, extra: int) -> Array:
     """Return int64 `[H]`, where the heads of a call stand among those of `more_heads`."""
     group = call.num_heads // call.num_kv_heads
     head = np.arange(call.num_heads)
-    return head // group * (group + extra) + head % group
+    return head // group * (group + extra) + extra + head % group
 
 
 def real_rows(call: AttentionCall) -> Array:
@@ -91,6 +98,11 @@ def real_rows(call: AttentionCall) -> Array:
 def front_slots(placement: Placement) -> int:
     """Return how many slots stand before the rows."""
     return -(-placement.padding.get(Padding.ROWS, 0) // 2)
+
+
+def front_requests(placement: Placement) -> int:
+    """Return how many empty requests stand before those of the call."""
+    return -(-placement.padding.get(Padding.REQUESTS, 0) // 2)
 
 
 def without_padding(tensors: Tensors, call: AttentionCall, placement: Placement) -> Tensors:
@@ -105,7 +117,7 @@ def without_padding(tensors: Tensors, call: AttentionCall, placement: Placement)
 def _head_order(call: AttentionCall, extra: int) -> Array:
     """Int64 `[H + Hkv * extra]`, the head of the call that each head of the padded call copies."""
     group = call.num_heads // call.num_kv_heads
-    inside = np.concatenate([np.arange(group), np.zeros(extra, np.int64)])
+    inside = np.concatenate([np.zeros(extra, np.int64), np.arange(group)])
     order: Array = (np.arange(call.num_kv_heads)[:, None] * group + inside).reshape(-1)
     return order
 

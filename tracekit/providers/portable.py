@@ -52,6 +52,7 @@ class Tka1:
             launch_plan=False,
             page_sizes=PAGE_SIZES,
             layouts=tuple(Layout),
+            reads_pages=False,
             padding=frozenset(Padding),
             fills=True,
             splits=True,

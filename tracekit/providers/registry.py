@@ -30,6 +30,7 @@ BUILTIN: Mapping[str, str] = {
     "vllm-cpu": "tracekit.providers.vllm_cpu:VllmCpu",
     "vllm-cpu-nosplit": "tracekit.providers.vllm_cpu:VllmCpuNoSplit",
     "vllm-dsv4-cpu": "tracekit.providers.vllm_dsv4:VllmDsv4",
+    "vllm-mla-cpu": "tracekit.providers.vllm_mla:VllmMla",
 }
 """Provider id -> `module:factory`; the module is imported only when the provider is made."""
 
@@ -60,6 +61,7 @@ KERNELS: Mapping[str, str] = {
     "vllm.cpu_attention": "vllm-cpu",
     "vllm.cpu_attention.nosplit": "vllm-cpu-nosplit",
     "vllm.flash_mla_cpu": "vllm-dsv4-cpu",
+    "vllm.mla_decode_kvcache": "vllm-mla-cpu",
 }
 """Recorded kernel -> the provider that runs it again."""
 

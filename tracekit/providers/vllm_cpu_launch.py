@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.model import AttentionCall, KVFamily, KVRows, LaunchPlan, Ranges
+from tracekit.providers.padding import front_requests
 from tracekit.providers.placement import NULL_PAGE, Padding, Placement
 
 DEFAULT_PAGE = 128
@@ -167,18 +168,21 @@ def fresh(call: AttentionCall, page_size: int) -> Geometry:
 def placed(at: Geometry, placement: Placement) -> Geometry:
     """Return a fresh launch with other page numbers, and with slots and requests that hold nothing.
 
-    Empty requests have no row and no KV; their tables, and the ends of all tables, name the null page.
+    Empty requests have no row and no KV, and half of them stand in front; their tables, and the ends of all
+    tables, name the null page.
     """
     slots, empty = (placement.padding.get(kind, 0) for kind in (Padding.ROWS, Padding.REQUESTS))
+    front = front_requests(placement)
+    around = (front, empty - front)
     names, total = placement.pages(at.pages)
     needed = -(-at.seq_lens[:, None] // at.page_size)
     tables = np.where(np.arange(at.tables.shape[1]) < needed, names[at.tables], NULL_PAGE).astype(np.int32)
     return replace(
         at,
         slots=at.slots + slots,
-        starts=np.append(at.starts, np.repeat(at.starts[-1:], empty)),
-        seq_lens=np.append(at.seq_lens, np.zeros(empty, np.int32)),
-        tables=np.concatenate([tables, np.full((empty, tables.shape[1]), NULL_PAGE, np.int32)]),
+        starts=np.pad(at.starts, around, mode="edge"),
+        seq_lens=np.pad(at.seq_lens, around),
+        tables=np.pad(tables, (around, (0, 0)), constant_values=NULL_PAGE),
         pages=total,
     )
 

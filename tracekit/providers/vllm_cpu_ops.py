@@ -80,11 +80,32 @@ def chosen_isa(dtype: torch.dtype, page_size: int, head_dim: int) -> str:
     return "vec" if page_size % 32 == 0 else "vec16"
 
 
+def operator(name: str) -> Any:
+    """Return one of the operators that not every build has.
+
+    Raises:
+        Unavailable: `P-VLLM` when vLLM is not installed, or has none of this name for this processor.
+    """
+    found = getattr(operators(), name, None)
+    if found is None:
+        raise Unavailable(
+            f"vLLM's {library_name()} library has no {name}: it is built for processors with avx512_bf16, "
+            "and this one has none, or vLLM has changed.",
+            rule="P-VLLM",
+        )
+    return found
+
+
 def executed(isa: str, split: bool) -> ExecutedIdentity:
     """Return what runs here: library, code path, and whether keys may be split."""
+    return executed_operator(SPLIT if split else NO_SPLIT, isa)
+
+
+def executed_operator(kernel: str, isa: str) -> ExecutedIdentity:
+    """Return what runs here under the name of a kernel: library and code path."""
     package, number = package_version()
     return ExecutedIdentity(
-        SPLIT if split else NO_SPLIT,
+        kernel,
         {package: number, "torch": str(torch.__version__)},
         arch=platform.machine(),
         isa=f"{library_name()}:{isa}",

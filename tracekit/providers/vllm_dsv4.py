@@ -6,7 +6,6 @@ packed, P meets V in BF16, and the sink scales the result at the end. So the ord
 bits, and nothing else of a launch does (docs/findings.md).
 """
 
-import platform
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from tracekit.canonical.fp8_ds_mla import CODES, ROPE
-from tracekit.errors import InvalidCall, Unavailable, Unsupported
+from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily, LaunchPlan
 from tracekit.providers.base import Answer, Capabilities, Execution, Launch, Tensors, refusal
 from tracekit.providers.padding import front_slots, more_heads, real_heads
@@ -22,7 +21,7 @@ from tracekit.providers.placement import Layout, Padding, Placement
 from tracekit.providers.torch_tensors import from_torch, to_torch
 from tracekit.providers.torch_threads import kernel_threads
 from tracekit.providers.vllm_cpu_launch import MAX_THREADS
-from tracekit.providers.vllm_cpu_ops import library_name, operators, package_version
+from tracekit.providers.vllm_cpu_ops import executed_operator, operator
 from tracekit.providers.vllm_dsv4_cache import FamilyCache, family_cache
 from tracekit.verdict import ClaimId
 
@@ -34,32 +33,9 @@ PAGE_SIZES = (1, 2, 16, 64, 256)
 """The operator takes any; vLLM's are 64 for the window and C4, and 2 for C128."""
 
 
-def operator() -> Any:
-    """Return the operator.
-
-    Raises:
-        Unavailable: `P-VLLM` when vLLM is not installed, or has no such operator for this processor.
-    """
-    found = getattr(operators(), OPERATOR, None)
-    if found is None:
-        raise Unavailable(
-            f"vLLM's {library_name()} library has no {OPERATOR}: it is built for processors with "
-            "avx512_bf16, and this one has none.",
-            rule="P-VLLM",
-        )
-    return found
-
-
 def executed() -> ExecutedIdentity:
     """Return what runs here: library, and the instructions of its matrix products."""
-    package, number = package_version()
-    isa = "amx" if torch.cpu._is_amx_tile_supported() else "avx512_bf16"
-    return ExecutedIdentity(
-        KERNEL,
-        {package: number, "torch": str(torch.__version__)},
-        arch=platform.machine(),
-        isa=f"{library_name()}:{isa}",
-    )
+    return executed_operator(KERNEL, "amx" if torch.cpu._is_amx_tile_supported() else "avx512_bf16")
 
 
 class VllmDsv4:
@@ -68,7 +44,7 @@ class VllmDsv4:
     id = "vllm-dsv4-cpu"
 
     def __init__(self) -> None:
-        operator()
+        operator(OPERATOR)
 
     def capabilities(self) -> Capabilities:
         """Window and compressed rows in one softmax, sinks, lists; no LSE; P meets V in BF16."""
@@ -172,5 +148,5 @@ def _attend(call: AttentionCall, caches: list[FamilyCache], at: Any, slots: int)
         read[at] = part.slots
         arguments += [torch.from_numpy(part.cache), torch.from_numpy(read), part.page_size]
     sink = torch.full((call.num_heads,), -np.inf) if call.sink is None else to_torch(call.sink)
-    operator()(out, query, *arguments, sink, float(call.conventions.scale))
+    operator(OPERATOR)(out, query, *arguments, sink, float(call.conventions.scale))
     return from_torch(out, "out")[0]

@@ -5,20 +5,17 @@ of them. Both treat a row by itself. The FP8 bytes are made from the values that
 its codes, a key has the smallest scale that fits it.
 """
 
-import platform
-from typing import Any
-
 import numpy as np
 import torch
 
 from tracekit.canonical import fp8
 from tracekit.canonical.fp8_index_pages import page_bytes, write_keys
-from tracekit.errors import InvalidCall, Unavailable, Unsupported
+from tracekit.errors import InvalidCall, Unsupported
 from tracekit.model import Array, Bits, DType, ExecutedIdentity, IndexerCall, Lists
 from tracekit.providers.indexers import Chosen, IndexerAnswer, IndexerLaunch
 from tracekit.providers.torch_tensors import to_torch
 from tracekit.providers.torch_threads import kernel_threads
-from tracekit.providers.vllm_cpu_ops import library_name, operators, package_version
+from tracekit.providers.vllm_cpu_ops import executed_operator, operator
 from tracekit.providers.vllm_dsv4_cache import FP8, smallest_scales
 from tracekit.verdict import ClaimId
 
@@ -31,13 +28,7 @@ K, DIM, PAGE = 512, 128, 64
 
 def executed() -> ExecutedIdentity:
     """Return what runs here."""
-    package, number = package_version()
-    return ExecutedIdentity(
-        KERNEL,
-        {package: number, "torch": str(torch.__version__)},
-        arch=platform.machine(),
-        isa=f"{library_name()}:avx512_bf16",
-    )
+    return executed_operator(KERNEL, "avx512_bf16")
 
 
 class VllmDsv4Indexer:
@@ -46,12 +37,8 @@ class VllmDsv4Indexer:
     id = "vllm-dsv4-indexer"
 
     def __init__(self) -> None:
-        if not all(hasattr(operators(), name) for name in (SCORES, TOP_K)):
-            raise Unavailable(
-                f"vLLM's {library_name()} library has no {SCORES}: it is built for processors with "
-                "avx512_bf16, and this one has none.",
-                rule="P-VLLM",
-            )
+        for name in (SCORES, TOP_K):
+            operator(name)
 
     def advertised(self) -> frozenset[ClaimId]:
         """What was found to hold on recorded numbers (docs/findings.md)."""
@@ -93,12 +80,9 @@ class VllmDsv4Indexer:
         width = max(1, int(call.visible.max()))
         scale = np.array(call.scale_bits, np.uint32).view(np.float32)
         weights = to_torch(call.weights) * float(scale)
-        operator: Any = operators()
-        scores = getattr(operator, SCORES)(
-            query, torch.from_numpy(cache), weights, lengths, pages, PAGE, width
-        )
+        scores = operator(SCORES)(query, torch.from_numpy(cache), weights, lengths, pages, PAGE, width)
         chosen = torch.full((call.num_rows, K), -1, dtype=torch.int32)
-        getattr(operator, TOP_K)(scores, lengths, pages, torch.empty_like(chosen), PAGE, chosen)
+        operator(TOP_K)(scores, lengths, pages, torch.empty_like(chosen), PAGE, chosen)
         ids = chosen.numpy().astype(np.int64)
         held = ids >= 0
         found = np.take_along_axis(scores.numpy(), np.where(held, ids, 0), axis=1)[held]

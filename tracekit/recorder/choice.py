@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit.model import Array, Mode
 from tracekit.recorder.filters import Filters
-from tracekit.recorder.observation import Handle, Launch
+from tracekit.recorder.observation import Handle, IndexerObservation, Launch, Observation
 from tracekit.recorder.requests import RequestTable
 
 
@@ -46,10 +47,7 @@ class Choice:
     def take(self, launch: Launch) -> tuple[Launch, int] | None:
         """Return the wanted rows of a launch and how many were left out; None where no row is wanted."""
         seen = launch.describe()
-        mask = np.array([self._keeps(launch.layer, handle) for handle in seen.requests], np.bool_)[
-            seen.request
-        ]
-        mask &= self.filters.keeps_positions(seen.positions)
+        mask = self._wanted(seen)
         if not mask.any():
             return None
         if mask.all():
@@ -57,6 +55,19 @@ class Choice:
         some = seen.take(np.flatnonzero(mask))
         kv = {handle: launch.kv[handle] for handle in some.requests}
         return Launch(launch.layer, kv, some.size, lambda: some), int((~mask).sum())
+
+    def take_indexer(self, seen: IndexerObservation) -> IndexerObservation | None:
+        """Return the wanted rows of a launch of an indexer; None where no row is wanted."""
+        if not self.of_rows:
+            return seen
+        mask = self._wanted(seen)
+        return seen.take(np.flatnonzero(mask)) if mask.any() else None
+
+    def _wanted(self, seen: Observation | IndexerObservation) -> npt.NDArray[np.bool_]:
+        """Which rows of a launch are wanted."""
+        requests = np.array([self._keeps(seen.layer, handle) for handle in seen.requests], np.bool_)
+        found: npt.NDArray[np.bool_] = requests[seen.request] & self.filters.keeps_positions(seen.positions)
+        return found
 
     def _decide(self, layer: int) -> bool:
         """What `wants` says of a layer, kept where it will always be so."""

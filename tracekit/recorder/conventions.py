@@ -1,16 +1,45 @@
 """Conventions are declared by an adapter, then checked: one row a layer, recomputed in float64.
 
 An adapter that names the wrong LSE base, forgets a sink or mistakes the scale makes a trace whose every later
-verdict would be wrong in the same way. So the numbers are asked once, when the recording ends.
+verdict would be wrong in the same way. So the numbers are asked once, when the recording ends. Engines that
+nobody has tested are asked before, by `recorder/first_launch.py`.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from tracekit.compare import Roundings, compare_envelope, diagnose, envelope
 from tracekit.errors import ConventionContradicted
 from tracekit.model import AttentionCall, Bits, Origin, Output
+from tracekit.verdict import Place
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of holding a call against its declared conventions.
+
+    Args:
+        judged: elements that were held against a bound.
+        place: the first element outside, or None.
+        fits: the reading that would fit, where one is known.
+    """
+
+    judged: int
+    place: Place | None
+    fits: str | None = None
+
+
+def hold(call: AttentionCall) -> Finding:
+    """Hold the executed O and LSE of a call against the envelope of what it declares (docs/verdicts.md)."""
+    declared = call.conventions
+    bound = envelope(call, Roundings(declared.score_dtype, declared.probability_dtype))
+    out, lse = _executed(call.out), _executed(call.lse)
+    found = compare_envelope(call, bound, out, lse, declared)
+    place = found.outside.first
+    fits = None if place is None else diagnose(bound, out, lse, declared)
+    return Finding(found.inside.compared.elements, place, fits)
 
 
 def contradictions(calls: Iterable[AttentionCall]) -> Iterator[ConventionContradicted]:
@@ -29,23 +58,18 @@ def contradictions(calls: Iterable[AttentionCall]) -> Iterator[ConventionContrad
 
 
 def _check(row: AttentionCall) -> ConventionContradicted | None:
-    """Hold one row against its envelope."""
-    declared = row.conventions
-    bound = envelope(row, Roundings(declared.score_dtype, declared.probability_dtype))
-    out, lse = _executed(row.out), _executed(row.lse)
-    found = compare_envelope(row, bound, out, lse, declared)
-    place = found.outside.first
+    found = hold(row)
+    place = found.place
     if place is None:
         return None
-    fits = diagnose(bound, out, lse, declared)
     return ConventionContradicted(
         f"layer {row.layer}, request {place.request}, position {place.position}: {place.tensor} of "
         f"{row.provenance.executed.kernel} is {place.actual!r} where the declared conventions give "
-        f"{place.expected!r}; {fits or 'no known convention fits'}. Correct what the adapter declares "
+        f"{place.expected!r}; {found.fits or 'no known convention fits'}. Correct what the adapter declares "
         "(scale, sink, LSE base) before using this trace.",
         rule="R-CONVENTION",
         layer=row.layer,
-        fits=fits or "",
+        fits=found.fits or "",
         place=place.to_dict(),
     )
 

@@ -37,6 +37,11 @@ class Filters:
         """Whether the name of a request matters."""
         return bool(self.include or self.exclude)
 
+    @property
+    def skips_steps(self) -> bool:
+        """Whether whole steps may be unwanted."""
+        return self.steps is not None or self.rows is not None
+
     def keeps_step(self, step: int) -> bool:
         """Whether anything of a step is wanted."""
         return self.steps is None or step in self.steps

@@ -223,3 +223,27 @@ class IndexerObservation:
     family: KVFamily
     scale_bits: int
     provenance: Provenance
+
+    @property
+    def size(self) -> int:
+        """Bytes of the query, the weights, the choice and its scores."""
+        scores = 0 if self.scores is None else self.scores.data.nbytes
+        return self.query.data.nbytes + self.weights.data.nbytes + self.top_k.ids.nbytes + scores
+
+    def take(self, order: Array) -> "IndexerObservation":
+        """Return some of the rows, with the keys of the requests that keep any."""
+        kept, request = np.unique(self.request[order], return_inverse=True)
+        requests = tuple(self.requests[index] for index in kept)
+        offsets = self.top_k.offsets
+        places = [np.arange(offsets[row], offsets[row + 1]) for row in order]
+        return replace(
+            self,
+            requests=requests,
+            request=request.astype(np.int32),
+            positions=self.positions[order],
+            query=self.query.take(order),
+            weights=self.weights.take(order),
+            keys={handle: self.keys[handle] for handle in requests},
+            top_k=self.top_k.take(order),
+            scores=None if self.scores is None else self.scores.take(np.concatenate(places)),
+        )

@@ -45,6 +45,11 @@ class OpenRequest:
     decoding: bool = False
     lost: Lost | None = None
 
+    def lose(self, step: int, generation: int = 0) -> None:
+        """Its KV is not that of its tokens from a step on, whose tokens are not added yet."""
+        if self.lost is None:
+            self.lost = Lost(step, generation, len(self.tokens))
+
     def extend(self, tokens: Array) -> Mode:
         """Append the tokens of a step and say what the step is for this request.
 

@@ -8,7 +8,7 @@ What can wait waits: a launch is kept as copies of its tensors and a function th
 described, checked and given its LSE when the engine has finished.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from tracekit.errors import TracekitError, Unsupported
@@ -18,27 +18,22 @@ from tracekit.model import (
     Bits,
     Identity,
     IndexerCall,
-    KVFamily,
     Mode,
     Recording,
     Share,
     Tag,
 )
 from tracekit.model.events import NewWeights
-from tracekit.recorder.arena import Arena
-from tracekit.recorder.assemble import attention_call, indexer_call
 from tracekit.recorder.choice import Choice
 from tracekit.recorder.derive import derive_lse
 from tracekit.recorder.filters import Filters
-from tracekit.recorder.following import Following
+from tracekit.recorder.held import Held
 from tracekit.recorder.history import Computed, HistoryLog
-from tracekit.recorder.kept import Kept, KeptIndexer
 from tracekit.recorder.lacking import missing_gradients, nothing_kept
 from tracekit.recorder.ledger import Ledger, OpenStep
 from tracekit.recorder.observation import (
     Handle,
     IndexerObservation,
-    LateGradients,
     Launch,
     Observation,
 )
@@ -76,16 +71,11 @@ class Session:
         self.written: object = None
         self.history = HistoryLog()
         self.updates = 0
-        self.arena = Arena()
-        self.recorded = 0
-        self._bytes = 0
         self.indexer_calls: list[IndexerCall] = []
         self._derive = derive
-        self._budget = budget
+        self._held = Held(self.requests, budget)
+        self.arena = self._held.arena
         self._spent = ""
-        self._kept: list[Kept] = []
-        self._kept_indexers: list[KeptIndexer] = []
-        self._following = Following(self.requests, self.arena)
         self._ledger = Ledger()
         self._open: OpenStep | None = None
         self._mode = Mode.PREFILL
@@ -98,7 +88,12 @@ class Session:
     @property
     def captured(self) -> int:
         """Bytes of captured rows so far."""
-        return self._bytes + self._following.stored
+        return self._held.size
+
+    @property
+    def recorded(self) -> int:
+        """Launches of attention that were kept so far."""
+        return self._held.count
 
     @property
     def current(self) -> int:
@@ -144,6 +139,20 @@ class Session:
         """The weights were updated between two steps."""
         self.updates += 1
         self.history.tell(NewWeights(self.weights))
+
+    @property
+    def skips_steps(self) -> bool:
+        """Whether a filter may leave out whole steps, whose KV nobody compares."""
+        return self._choice.filters.skips_steps
+
+    def lose_kv(self, handles: Iterable[Handle]) -> None:
+        """The KV of some requests changed before the step that comes next, and no step compared it.
+
+        Their tokens are sound so far; launches over their KV are cut from here on.
+        """
+        for handle in handles:
+            self.requests[handle].lose(self.current)
+        self.history.lose(f"KV was reordered or written over before step {self.current}")
 
     def wants(self, layer: int) -> bool:
         """Whether a launch of this layer in the step that runs is to be captured; else `skip` counts it.
@@ -215,49 +224,45 @@ class Session:
             kept, left_out = some
             step.left_out += left_out
         step.wanted += size
-        if self._budget is not None and self.captured + kept.size > self._budget:
+        if not self._held.fits(kept.size):
             self._spend(step)
             step.fired += 1
             return
-        held = self._following.stored
         try:
-            kv = self._following.observe(self.current, kept.layer, kept.kv, kept.describe)
+            stored = self._held.keep(self.current, self._mode, kept)
         except Unsupported as changed:
             self.fail(changed, f"layer {launch.layer}")
             return
-        stored = self._following.stored - held
-        self._bytes += kept.size
         step.wanted += stored
         step.written += stored + kept.size
-        self._kept.append(Kept(self.current, launch.layer, self._mode, kept.describe, kv, kept.size))
-        self.recorded += 1
         step.fired += 1
         step.recorded += 1
 
     def observe_indexer(self, seen: IndexerObservation) -> None:
-        """Keep a launch of a sparse indexer, where the filters keep its layer. The ledger counts attention.
+        """Keep a launch of a sparse indexer: what the filters keep of it, and the budget has room for.
+
+        The ledger counts attention; the bytes of indexers count for the budget.
 
         Raises:
             TracekitError: the launch breaks a rule, or its keys changed; give the error to `fail`.
         """
-        self._running()
-        if not self.wants(seen.layer):
+        step = self._running()
+        some = self._choice.take_indexer(seen) if self.wants(seen.layer) else None
+        if some is None:
             return
-        token_ids = self.requests.tokens_of(seen)
-        read = {handle: {KVFamily.INDEX: rows} for handle, rows in seen.keys.items()}
-        extents = self._following.observe(self.current, seen.layer, read, lambda: seen)
-        keys = {handle: families[KVFamily.INDEX] for handle, families in extents.items()}
-        self._kept_indexers.append(KeptIndexer(self.current, replace(seen, keys={}), token_ids, keys))
+        if self._held.fits(some.size):
+            self._held.keep_indexer(self.current, some)
+        else:
+            self._spend(step)
 
     def _spend(self, step: OpenStep) -> None:
         """End the recording: the budget would be passed. The engine goes on."""
-        assert self._budget is not None
-        self._spent = f"cut: budget of {self._budget:,} bytes"
+        self._spent = f"cut: budget of {self._held.budget:,} bytes"
         self._choice.shut = True
         step.cut(self._spent)
         self.problems.append(
-            f"step {step.step}: the budget of {self._budget:,} bytes is used up; nothing was recorded from "
-            "there on. Raise it, or record fewer layers or steps."
+            f"step {step.step}: the {self._spent.removeprefix('cut: ')} is used up; nothing was recorded "
+            "from there on. Raise it, or record fewer layers or steps."
         )
 
     def fail(self, error: Exception, where: str, *, fired: bool = True) -> None:
@@ -317,27 +322,21 @@ class Session:
         self.end()
         requests = self.requests.resolve()
         calls: list[AttentionCall] = []
-        late: list[LateGradients] = []
-        total = len(self._kept)
-        for number, kept in enumerate(self._kept):
-            try:
-                seen = kept.describe()
-                if seen.gradients is not None:
-                    late.append(seen.gradients)
-                calls.append(attention_call(kept, seen, self.requests, self.rank, self._derive))
-            except TracekitError as error:
-                self._lose(kept.step, kept.layer, error, recorded=1, written=kept.size)
+        for number, kept, call in self._held.calls(self.rank, self._derive):
+            if isinstance(call, TracekitError):
+                self._lose(kept.step, kept.layer, call, recorded=1, written=kept.size)
+            else:
+                calls.append(call)
             if progress is not None:
-                progress(number + 1, total, "calls described")
-        self._kept = []
-        for one in self._kept_indexers:
-            try:
-                self.indexer_calls.append(indexer_call(one, self.requests))
-            except TracekitError as error:
-                self._lose(one.step, one.seen.layer, error)
+                progress(number, self.recorded, "calls described")
+        for chosen, indexed in self._held.indexer_calls():
+            if isinstance(indexed, TracekitError):
+                self._lose(chosen.step, chosen.seen.layer, indexed)
+            else:
+                self.indexer_calls.append(indexed)
         if self._ledger.steps and not calls:
             raise nothing_kept(self._ledger, self.identity.architecture, self.problems)
-        lacking = missing_gradients(late)
+        lacking = missing_gradients(self._held.late)
         if lacking:
             self.notes["gradients"] = lacking
             self.problems.append(f"gradients are {lacking}")

@@ -110,11 +110,14 @@ def _again(kind: type[TracekitError], error: TracekitError) -> TracekitError:
     return kind(text, rule=_cut(rule) if type(rule) is str and rule else "P-RAISED", **plain)
 
 
+_FLAGS = ("two_families", "lists", "sink", "lse", "launch_plan", "fills", "splits", "grad", "reads_pages")
+
+
 def _capabilities(given: object) -> Capabilities:
     if not isinstance(given, Capabilities):
         raise wrong(f"{_shown(given)} as its capabilities")
     flags = {}
-    for name in ("two_families", "lists", "sink", "lse", "launch_plan", "fills", "splits", "grad"):
+    for name in _FLAGS:
         flags[name] = getattr(given, name)
         if type(flags[name]) is not bool:
             raise wrong(f"{_shown(flags[name])} as its capability {name}")

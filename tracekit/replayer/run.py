@@ -2,26 +2,25 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from threading import Event, Lock
+from typing import NamedTuple
 
-from tracekit.env import check_timeout, settings
+from tracekit.env import check_timeout, settings, usable_cores
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
 from tracekit.gate.recorded import Judgement, judge
 from tracekit.gate.trace_launch import Launch
 from tracekit.model import AttentionCall
 from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
-from tracekit.providers.recorded_answer import RecordedAnswer
-from tracekit.relations.base import on_kernel
-from tracekit.relations.registry import relation
-from tracekit.replayer.indexers import IndexerSession, indexers_of, judged
-from tracekit.replayer.messages import Broken, Named, NamedIndexer
-from tracekit.replayer.plan import TRACE, Planned, check_claims, judged_and_probed, providers_of
+from tracekit.replayer.desk import Desk
+from tracekit.replayer.indexers import IndexerSession
+from tracekit.replayer.plan import check_claims
 from tracekit.replayer.report import Report, told
 from tracekit.replayer.session import Session
-from tracekit.replayer.tally import Tally
+from tracekit.replayer.side_by_side import side_by_side
 from tracekit.replayer.trace import TraceLike, incomplete, name_of, select
-from tracekit.replayer.worker import Worker
-from tracekit.verdict import ClaimId, Status, Verdict
+from tracekit.verdict import ClaimId, Verdict
 
 _KERNEL = (ProviderFailed, Unavailable, UsageError)
 """Errors of a kernel that cannot start: it would not start on the next trace either."""
@@ -42,6 +41,7 @@ def replay(
     seed: int = 0,
     threads: int = 0,
     timeout: float | None = None,
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Prove, or refute, what kernels promise, on recorded calls.
@@ -58,7 +58,9 @@ def replay(
         seed: seed of the variants; the same seed gives the same ones.
         threads: threads of a kernel, 0 for its default; the claim `threads` varies them.
         timeout: seconds that a kernel may take for one launch; `TRACEKIT_TIMEOUT` where absent.
-        progress: called before each call.
+        jobs: traces replayed at a time, each with children of its own; None takes the cores that this process
+            may use. Verdicts have the order of the traces whatever it is.
+        progress: called before each call, by one thread at a time.
 
     Where a trace cannot be read to its end, what was found before is reported beside the error
     (`Report.errors`); it is raised only where nothing was found.
@@ -89,50 +91,115 @@ def replay(
     verdicts: list[Verdict] = []
     errors: list[tuple[str, TracekitError]] = []
     histories: list[tuple[str, Judgement]] = []
-    with ExitStack() as stack:
-        desk = _Desk(stack, limit, claims, probe, seed, threads)
-        total = sum(len(indices) for indices in selected)
-        done = 0
-        for trace, indices in zip(traces, selected, strict=True):
-            name, cut = name_of(trace), ""
-            sessions: list[Session] = []
-            early: list[Verdict] = []
-            indexers: list[IndexerSession] = []
-            launches: list[Launch] = []
-            try:
-                for index in indices:
-                    if progress is not None:
-                        progress(done, total, f"{name} call {index}")
-                    call = trace.call(index)
-                    launches.append(Launch.of(call))
-                    if index == indices[0]:
-                        sessions, early = desk.sessions(trace, call, kernels)
-                        indexers, sooner = desk.indexer_sessions(trace, providers)
-                        early += sooner
-                    for session in sessions:
-                        session.visit(index, call)
-                    _visit_indexers(trace, call, index, indexers)
-                    done += 1
-                cut = incomplete(trace, indices)
-                if len(indices) == len(trace.heads):
-                    histories.append((name, judge(trace.recording, launches)))
-            except TracekitError as error:
-                # What was found before stands: a refutation is no less one because the rest is damaged.
-                errors.append((name, error))
-                cut = "the trace could not be read to its end"
-            for session in sessions:
-                verdicts += [tally.verdict(name, seed, cut) for tally in session.tallies]
-            for indexer in indexers:
-                verdicts += [tally.verdict(name, seed, cut) for tally in indexer.tallies]
-            verdicts += early
-            if errors and not verdicts and isinstance(errors[-1][1], _KERNEL):
+    tell = _Telling(progress, sum(len(indices) for indices in selected))
+    tasks = [
+        partial(_one, trace, indices, kernels, providers, seed, tell)
+        for trace, indices in zip(traces, selected, strict=True)
+    ]
+
+    def desk_of(stack: ExitStack, halted: Event) -> Desk:
+        return Desk(stack, limit, claims, probe, seed, threads, halted)
+
+    with side_by_side(tasks, desk_of, _jobs(jobs, traces)) as outcomes:
+        for outcome in outcomes:
+            verdicts += outcome.verdicts
+            histories += outcome.histories
+            errors += outcome.errors
+            if outcome.errors and not verdicts and isinstance(errors[-1][1], _KERNEL):
                 break
-        if errors and not verdicts:
-            raise errors[0][1]
-        if progress is not None:
-            progress(done, total, "done")
+    if errors and not verdicts:
+        raise errors[0][1]
+    tell.done()
     problems = tuple(told(*pair) for pair in errors)
     return Report(tuple(verdicts), frozenset(claims or ()), seed, problems, tuple(histories))
+
+
+class _Outcome(NamedTuple):
+    """What came of one trace; errors and histories are one at most, with the name of the trace."""
+
+    verdicts: list[Verdict]
+    errors: list[tuple[str, TracekitError]]
+    histories: list[tuple[str, Judgement]]
+
+
+def _one(
+    trace: TraceLike,
+    indices: Sequence[int],
+    kernels: Sequence[str] | None,
+    providers: Sequence[str] | None,
+    seed: int,
+    tell: "_Telling",
+    desk: Desk,
+) -> _Outcome:
+    """Replay one trace."""
+    name, cut = name_of(trace), ""
+    found = _Outcome([], [], [])
+    sessions: list[Session] = []
+    early: list[Verdict] = []
+    indexers: list[IndexerSession] = []
+    launches: list[Launch] = []
+    try:
+        for index in indices:
+            tell.about(f"{name} call {index}")
+            call = trace.call(index)
+            launches.append(Launch.of(call))
+            if index == indices[0]:
+                sessions, early = desk.sessions(trace, call, kernels)
+                indexers, sooner = desk.indexer_sessions(trace, providers)
+                early += sooner
+            for session in sessions:
+                session.visit(index, call)
+            _visit_indexers(trace, call, index, indexers)
+            tell.step()
+        cut = incomplete(trace, indices)
+        if len(indices) == len(trace.heads):
+            found.histories.append((name, judge(trace.recording, launches)))
+    except TracekitError as error:
+        # What was found before stands: a refutation is no less one because the rest is damaged.
+        found.errors.append((name, error))
+        cut = "the trace could not be read to its end"
+    for session in sessions:
+        found.verdicts.extend(tally.verdict(name, seed, cut) for tally in session.tallies)
+    for indexer in indexers:
+        found.verdicts.extend(tally.verdict(name, seed, cut) for tally in indexer.tallies)
+    found.verdicts.extend(early)
+    return found
+
+
+class _Telling:
+    """Progress over all traces, one thread at a time."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._steps = progress, total, 0
+        self._turn = Lock()
+
+    def about(self, text: str) -> None:
+        """Say what is under way."""
+        if self._progress is not None:
+            with self._turn:
+                self._progress(self._steps, self._total, text)
+
+    def step(self) -> None:
+        """Count a call."""
+        with self._turn:
+            self._steps += 1
+
+    def done(self) -> None:
+        """Say that nothing is left."""
+        self.about("done")
+
+
+def _jobs(asked: int | None, traces: Sequence[TraceLike]) -> int:
+    """How many traces are replayed at a time; a trace that is given twice is read by one thread only.
+
+    Raises:
+        UsageError: `R-JOBS` when less than one is asked for.
+    """
+    if asked is not None and asked < 1:
+        raise UsageError(f"{asked} jobs replay nothing; give 1 or more, or none.", rule="R-JOBS", jobs=asked)
+    if len({id(trace) for trace in traces}) < len(traces):
+        return 1
+    return min(usable_cores() if asked is None else asked, len(traces))
 
 
 def _visit_indexers(
@@ -146,160 +213,3 @@ def _visit_indexers(
             indexer_call = trace.indexer_call(head.index)  # type: ignore[attr-defined]
             for session in sessions:
                 session.visit(index, indexer_call)
-
-
-class _Desk:
-    """The child processes of one replay: one a kernel, one for all broken twins, kept from trace to trace."""
-
-    def __init__(
-        self,
-        stack: ExitStack,
-        timeout: float,
-        claims: Sequence[ClaimId] | None,
-        probe: bool,
-        seed: int,
-        threads: int,
-    ) -> None:
-        self._stack, self._timeout = stack, timeout
-        self._claims, self._probe, self._seed, self._threads = claims, probe, seed, threads
-        self._workers: dict[str, Worker] = {}
-        self._controls = stack.enter_context(Worker(Broken(relation("control")), timeout))
-        self._indexer_controls: Worker | None = None
-
-    def sessions(
-        self, trace: TraceLike, first: AttentionCall, asked: Sequence[str] | None
-    ) -> tuple[list[Session], list[Verdict]]:
-        """Return the kernels to run on a trace, and verdicts on those that cannot run here."""
-        sessions, early, unfit = [], [], []
-        for planned in providers_of(first, asked):
-            try:
-                sessions.append(self._session(planned, first))
-            except _DoesNotFit as reason:
-                unfit.append((planned, reason))
-            except (Unavailable, ProviderFailed) as error:
-                # Without a claim by name nobody knows what the kernel would have promised.
-                if self._claims is None:
-                    raise
-                status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
-                for claim in dict.fromkeys(self._claims):
-                    early.append(self._early(trace, planned.provider, claim, str(error), status))
-        tried = {tally.relation.id for session in sessions for tally in session.tallies}
-        for planned, misfit in unfit:
-            for claim in self._missed(planned, tried):
-                failed = misfit.failed and not (planned.recorded and self._claims is None)
-                status = Status.INCONCLUSIVE if failed else Status.NOT_RUN
-                early.append(self._early(trace, planned.provider, claim, str(misfit), status))
-        for session in sessions:
-            named = set(self._claims or ()) - {tally.relation.id for tally in session.tallies}
-            if session.worker is None and asked is not None:
-                why = "the trace runs nothing: only `control` can be judged on what it recorded"
-                early += [self._early(trace, TRACE, claim, why) for claim in sorted(named)]
-        return [session for session in sessions if session.tallies], early
-
-    def _missed(self, planned: Planned, tried: set[ClaimId]) -> list[ClaimId]:
-        """Return the claims that are said to be not run where a kernel that nobody named does not fit.
-
-        `recorded` is always one. Any other named claim is one on the kernel that promises it, and on the
-        recorded kernel where no other kernel is tried: it would only have been a probe there.
-        """
-        if self._claims is None:
-            return ["recorded"]
-        named = dict.fromkeys(self._claims)
-        return [claim for claim in named if claim == "recorded" or not planned.recorded or claim not in tried]
-
-    def indexer_sessions(
-        self, trace: TraceLike, asked: Sequence[str] | None
-    ) -> tuple[list[IndexerSession], list[Verdict]]:
-        """Return the indexers to run on a trace that holds calls of them, and verdicts on missing ones."""
-        sessions: list[IndexerSession] = []
-        early: list[Verdict] = []
-        for name in indexers_of(getattr(trace, "indexer_heads", ()), asked):
-            try:
-                worker = self._workers.get(name)
-                if worker is None:
-                    worker = self._stack.enter_context(Worker(NamedIndexer(name), self._timeout))
-                    worker.open()
-                    self._workers[name] = worker
-            except (Unavailable, ProviderFailed) as error:
-                status = Status.NOT_RUN if isinstance(error, Unavailable) else Status.INCONCLUSIVE
-                if asked is not None:
-                    for claim in self._claims or ("rows", "chunks", "ties"):
-                        early.append(self._early(trace, name, claim, str(error), status))
-                continue
-            assert worker.description is not None
-            advertised = worker.description.advertised
-            tallies = judged(name, advertised, self._claims, self._probe, asked is not None)
-            if tallies:
-                if self._indexer_controls is None:
-                    twin = Worker(Broken(tallies[0].relation), self._timeout)
-                    self._indexer_controls = self._stack.enter_context(twin)
-                twins = self._indexer_controls
-                sessions.append(IndexerSession(name, tallies, worker, twins, self._seed, self._threads))
-        return sessions, early
-
-    def _session(self, planned: Planned, first: AttentionCall) -> Session:
-        if planned.provider == TRACE:
-            answer = RecordedAnswer()
-            chosen = judged_and_probed(planned, answer.advertised(), self._claims, probe=False)
-            chosen = [(one, probed) for one, probed in chosen if one.id in answer.advertised()]
-            tallies = [Tally(one, TRACE, probed) for one, probed in chosen]
-            return Session(TRACE, tallies, None, self._controls, self._seed, self._threads, None)
-        worker = self._worker(planned, first)
-        assert worker.description is not None
-        advertised = worker.description.advertised
-        chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
-        capabilities = worker.description.capabilities
-        assert capabilities is not None
-        tallies = [Tally(on_kernel(one, capabilities), planned.provider, probed) for one, probed in chosen]
-        return Session(
-            planned.provider,
-            tallies,
-            worker,
-            self._controls,
-            self._seed,
-            self._threads,
-            capabilities,
-        )
-
-    def _worker(self, planned: Planned, call: AttentionCall) -> Worker:
-        """Return the child of a kernel; of the recorded one only where it is what would run here."""
-        name = planned.provider
-        if planned.recorded and name not in registry.names():
-            raise _DoesNotFit(f"no provider here runs the recorded kernel {name} again")
-        worker = self._workers.get(name)
-        try:
-            if worker is None:
-                worker = self._workers[name] = self._stack.enter_context(Worker(Named(name), self._timeout))
-                worker.open()
-            if planned.recorded:
-                if reason := worker.refuses(call):
-                    raise _DoesNotFit(reason)
-                executed = worker.baseline(call, self._threads).executed
-                if changes := call.provenance.executed.differences(executed):
-                    raise _DoesNotFit(f"another kernel would run: {', '.join(changes)}")
-            if worker.description is None:
-                worker.open()
-        except TracekitError as error:
-            if planned.asked:
-                raise
-            raise _DoesNotFit(str(error), failed=isinstance(error, ProviderFailed)) from error
-        return worker
-
-    def _early(
-        self,
-        trace: TraceLike,
-        provider: str,
-        claim: ClaimId,
-        reason: str,
-        status: Status = Status.NOT_RUN,
-    ) -> Verdict:
-        """A verdict on a kernel that never came to run."""
-        return Verdict(claim, provider, status, reason, trace=name_of(trace), seed=self._seed)
-
-
-class _DoesNotFit(Exception):
-    """A kernel that nobody asked for by name cannot run here, or stand for the recorded one."""
-
-    def __init__(self, reason: str, *, failed: bool = False) -> None:
-        super().__init__(reason)
-        self.failed = failed

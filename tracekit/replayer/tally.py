@@ -11,6 +11,9 @@ from tracekit.relations.base import Expectation, Relation
 from tracekit.relations.indexers import IndexerRelation
 from tracekit.verdict import Status, Verdict
 
+_OF_PAGES = frozenset({"page-ids", "page-size", "layout"})
+"""Claims about pages alone."""
+
 R = TypeVar("R", bound=Relation | IndexerRelation)
 
 
@@ -22,11 +25,13 @@ class Tally(Generic[R]):
         relation: the claim.
         provider: the kernel.
         probed: whether the kernel never made the claim.
+        reads_pages: whether the kernel reads pages itself, as its capabilities say.
     """
 
     relation: R
     provider: str
     probed: bool
+    reads_pages: bool = True
     calls: int = 0
     variants: int = 0
     found: Comparison = field(default_factory=Comparison)
@@ -150,6 +155,8 @@ class Tally(Generic[R]):
                 text += f"; {self._no_bound()}"
         else:
             text = f"same bits in {_many(self.variants, 'variant')} of {_many(self.calls, 'call')}"
+            if self.relation.id in _OF_PAGES and not self.reads_pages:
+                text += ", of canonicaliser and kernel together: the kernel reads no pages itself"
             if never := [name for name, ran in self.schedules.items() if not ran]:
                 text += f"; could not be run: {', '.join(never)}"
         return text + self._left_out()

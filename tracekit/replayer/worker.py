@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from threading import Event
 from typing import IO, Any
 
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
@@ -50,15 +51,21 @@ _FAREWELL = 5.0
 """Seconds that a child may take to end once the parent has hung up."""
 
 
+class Halted(BaseException):
+    """The replay has ended, and no child may start; no error of a kernel, so nothing may take it for one."""
+
+
 class Worker:
     """One child process, started when it is needed, and again after it failed.
 
     Args:
         source: the provider to run.
         timeout: seconds that one launch may take, the way of the call there and of the answer back included.
+        halted: after it no child is started: `Halted` is raised instead.
     """
 
-    def __init__(self, source: Source, timeout: float) -> None:
+    def __init__(self, source: Source, timeout: float, halted: Event | None = None) -> None:
+        self._halted = halted
         self.source = source
         self.timeout = timeout
         self.description: Description | None = None
@@ -135,6 +142,13 @@ class Worker:
             self._process.wait(_FAREWELL)
         self._end()
 
+    def kill(self) -> None:
+        """End the child from another thread than the one that waits for it, which then finds it dead."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def _take(self, call: AttentionCall | IndexerCall, *, outputs: bool = False) -> None:
         """Send a call once, without its outputs: a kernel has no business with the recorded answer."""
         if self._process is None:
@@ -178,6 +192,8 @@ class Worker:
         return reply
 
     def _start(self) -> None:
+        if self._halted is not None and self._halted.is_set():
+            raise Halted
         ours, theirs = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         with theirs:

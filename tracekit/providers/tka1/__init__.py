@@ -12,7 +12,7 @@ from tracekit.providers.tka1 import native, numpy_backward, numpy_form
 from tracekit.providers.tka1.gradients import Backward, FamilyGradients, Gradients, sum_of_sinks
 from tracekit.providers.tka1.inputs import DTYPES, LEAF, FamilyInput, Inputs, Lists, Outputs, Partials, Ranges
 from tracekit.providers.tka1.numpy_backward import merge_sums
-from tracekit.providers.tka1.runs import Run, fewest_runs, merge, within
+from tracekit.providers.tka1.runs import Run, fewest_runs, merge, merge_rows, within
 from tracekit.providers.tka1.schedules import SCHEDULES, Schedule
 from tracekit.providers.tka1.static import StaticLaunch
 
@@ -37,6 +37,7 @@ __all__ = [
     "backward",
     "fewest_runs",
     "merge",
+    "merge_rows",
     "merge_sums",
     "partials",
     "scheduled",

@@ -62,9 +62,7 @@ def partials(inputs: Inputs, threads: int = 1) -> Partials:
     """Compute the rows before S10; arguments and errors as `run`."""
     del threads
     with np.errstate(all="ignore"):
-        rows = whole_rows(inputs)
-    poisoned = np.isnan(rows.l)[..., None]
-    return Partials(np.where(poisoned, np.uint32(ar.NAN), ar.one_nan(rows.acc)), ar.one_nan(rows.l), rows.m)
+        return _stored(whole_rows(inputs))
 
 
 def merge(
@@ -78,14 +76,31 @@ def merge(
         Unsupported: `S1-FLUSH` where the caller flushes subnormals.
     """
     ar.require_subnormals()
-    stack: list[tuple[int, Nodes]] = []  # (the level where the node meets the one below it, the node)
     with np.errstate(all="ignore"):
-        for at, (key, part) in enumerate(parts):
-            level = (parts[at - 1][0] ^ key).bit_length() if at else TOP
-            _merge_below(TOP if left_fold else level, stack)
-            stack.append((level, given_rows(part)))
-        _merge_below(TOP, stack)
-        return _finish(stack[0][1], sink, dtype)
+        return _finish(_merged(parts, left_fold), sink, dtype)
+
+
+def merge_rows(parts: Sequence[tuple[int, Partials]]) -> Partials:
+    """Merge partials as `merge`, and stop before S10: what owners of some keys need for a backward."""
+    ar.require_subnormals()
+    with np.errstate(all="ignore"):
+        return _stored(_merged(parts, left_fold=False))
+
+
+def _merged(parts: Sequence[tuple[int, Partials]], left_fold: bool) -> Nodes:
+    stack: list[tuple[int, Nodes]] = []  # (the level where the node meets the one below it, the node)
+    for at, (key, part) in enumerate(parts):
+        level = (parts[at - 1][0] ^ key).bit_length() if at else TOP
+        _merge_below(TOP if left_fold else level, stack)
+        stack.append((level, given_rows(part)))
+    _merge_below(TOP, stack)
+    return stack[0][1]
+
+
+def _stored(rows: Nodes) -> Partials:
+    """S14: a poisoned row stores NaN in l and in all of acc."""
+    poisoned = np.isnan(rows.l)[..., None]
+    return Partials(np.where(poisoned, np.uint32(ar.NAN), ar.one_nan(rows.acc)), ar.one_nan(rows.l), rows.m)
 
 
 def given_rows(part: Partials) -> Nodes:

@@ -83,6 +83,19 @@ def merge(parts: Mapping[Run, Partials], sink: U32 | None = None, dtype: DType =
         InvalidCall: `S14-OVERLAP` for a leaf in two runs, `S14-SHAPE` for partials of different launches.
         Unsupported: `S1-FLUSH`, as the numpy form.
     """
+    return numpy_form.merge(_in_order(parts), sink, dtype)
+
+
+def merge_rows(parts: Mapping[Run, Partials]) -> Partials:
+    """Merge the partials of runs as `merge`, and stop before the sink and the division (S10).
+
+    Args:
+        parts: as `merge`; errors as there.
+    """
+    return numpy_form.merge_rows(_in_order(parts))
+
+
+def _in_order(parts: Mapping[Run, Partials]) -> list[tuple[int, Partials]]:
     runs = sorted(parts, key=lambda run: run.key)
     for a, b in itertools.pairwise(runs):
         if a.key + (1 << a.level) > b.key:
@@ -97,7 +110,7 @@ def merge(parts: Mapping[Run, Partials], sink: U32 | None = None, dtype: DType =
             "Rule: docs/tka1.md, S14.",
             rule="S14-SHAPE",
         )
-    return numpy_form.merge([(run.key, parts[run]) for run in runs], sink, dtype)
+    return [(run.key, parts[run]) for run in runs]
 
 
 def _cut(family: FamilyInput, run: Run) -> Ranges | Lists:

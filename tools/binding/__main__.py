@@ -1,0 +1,33 @@
+"""`python -m tools.binding DIR`: run training and rollout over real processes, then bind them."""
+
+import argparse
+import json
+from pathlib import Path
+
+from tools.binding.job import Job
+from tools.binding.launch import launch
+from tracekit.contract import Role
+from tracekit.contract.judge import bind_runs
+from tracekit.parallel.ownership import Layout
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.binding", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the runs `training` and `rollout` go")
+    parser.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks (default: 2)")
+    parser.add_argument("--cp", type=int, default=2, help="context-parallel ranks (default: 2)")
+    parser.add_argument("--layout", type=Layout, choices=list(Layout), default=Layout.ZIGZAG)
+    parser.add_argument("--tokens", type=int, default=Job.tokens)
+    given = parser.parse_args()
+    job = Job(tp=given.tp, cp=given.cp, layout=given.layout, tokens=given.tokens)
+    for role, name in ((Role.TRAIN, "training"), (Role.INFER, "rollout")):
+        codes = launch(job, role, given.folder / name)
+        print(f"{name}: {len(codes)} processes ended with {codes}")
+    found = bind_runs(given.folder / "training", given.folder / "rollout")
+    print(json.dumps(found.to_dict(), indent=1))
+    return 0 if found.passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

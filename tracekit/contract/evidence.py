@@ -1,0 +1,121 @@
+"""What a trace proves of a side by itself, against what the side says: nothing that is stored is believed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from tracekit.contract.codes import Issue
+from tracekit.contract.identity import FIELDS, fingerprint, same
+from tracekit.contract.readback import AttentionRuntimeReadback
+from tracekit.contract.shards import digests, shard_pieces
+from tracekit.contract.topology import rank_name
+from tracekit.model import AttentionCall, LseBase, Origin, Recording
+
+RowTensors = ("q", "out", "lse", "keys", "values")
+"""Tensors of which each rank tells a digest."""
+
+
+class TraceLike(Protocol):
+    """What is read of a trace."""
+
+    @property
+    def recording(self) -> Recording:
+        """Requests and model."""
+        ...
+
+    def __iter__(self) -> Iterator[AttentionCall]:
+        """Yield the calls in recorded order."""
+        ...
+
+
+def derived_identity(trace: TraceLike) -> dict[str, Any]:
+    """Return the fields of the identity that a trace proves: tokens, positions, lengths and heads.
+
+    Rows that were recorded are the active ones; requests are taken in the order of their keys.
+    """
+    call = next(iter(trace))
+    requests = sorted(trace.recording.requests, key=lambda request: request.key)
+    tokens = [request.token_ids.tolist() for request in requests]
+    positions = [list(range(len(row))) for row in tokens]
+    return {
+        "model_version": trace.recording.identity.model_version,
+        "token_ids_fingerprint": fingerprint(tokens),
+        "active_mask_fingerprint": fingerprint([[True] * len(row) for row in tokens]),
+        "position_ids_fingerprint": fingerprint(positions),
+        "global_token_positions_fingerprint": fingerprint(positions),
+        "kv_seq_lens_fingerprint": fingerprint([len(row) for row in tokens]),
+        "q_heads": call.num_heads,
+        "kv_heads": call.num_kv_heads,
+        "head_dim": call.head_dim,
+        "batch_size": len(requests),
+    }
+
+
+def check_evidence(
+    side: str,
+    stated: Mapping[str, Any],
+    readbacks: Sequence[AttentionRuntimeReadback],
+    told: Mapping[str, Mapping[str, str]],
+    trace: TraceLike,
+) -> Iterator[Issue]:
+    """Yield an issue wherever a side says other things than its trace.
+
+    Args:
+        side: `rollout` or `training`.
+        stated: the identity that it states.
+        readbacks: of its ranks.
+        told: rank name -> tensor -> digest that the rank told.
+        trace: what was recorded.
+    """
+    proven = derived_identity(trace)
+    for name in FIELDS:
+        if name in proven and name in stated and not same(stated[name], proven[name]):
+            yield Issue(
+                "IDENTITY_MISMATCH",
+                f"{side}.{name}",
+                f"the {side} side states {name} {stated[name]}, and its trace holds {proven[name]}.",
+                **{side: stated[name]},
+            )
+    calls = list(trace)
+    yield from _kernels(side, readbacks, calls)
+    for readback in readbacks:
+        name = rank_name(*readback.sharding.rank)
+        found = digests(shard_pieces(calls, readback.sharding))
+        for tensor in sorted({*RowTensors, *told.get(name, {})}):
+            if told.get(name, {}).get(tensor) != found.get(tensor):
+                yield Issue(
+                    "EVIDENCE_MISMATCH",
+                    f"{side}.{name}.digests.{tensor}",
+                    f"{name} told another {tensor} than the trace of the {side} side holds for it.",
+                )
+
+
+def _kernels(
+    side: str, readbacks: Sequence[AttentionRuntimeReadback], calls: Sequence[AttentionCall]
+) -> Iterator[Issue]:
+    ran = sorted({call.provenance.executed.kernel for call in calls})
+    for readback in readbacks:
+        kernel = readback.core.core_id.split(" ")[0]
+        if ran != [kernel]:
+            yield Issue(
+                "EVIDENCE_MISMATCH",
+                f"{side}.{rank_name(*readback.sharding.rank)}.core.core_id",
+                f"the {side} side states the kernel {kernel or 'nobody knows'}, and its trace was computed "
+                f"by {', '.join(ran)}.",
+            )
+            return
+    silent = [call for call in calls if call.lse is None or call.lse.origin is not Origin.EXECUTED]
+    if silent or any(call.conventions.lse_base is not LseBase.NATURAL for call in calls):
+        yield Issue(
+            "LSE_NOT_EXPORTED",
+            f"{side}.lse",
+            f"{len(silent)} of {len(calls)} calls of the {side} side have no LSE that its kernel executed, "
+            "in nats.",
+        )
+    dtypes = sorted({call.dtype.value for call in calls})
+    stated = sorted({readback.dtype for readback in readbacks})
+    if stated and stated != dtypes:
+        yield Issue(
+            "EVIDENCE_MISMATCH",
+            f"{side}.dtype",
+            f"the {side} side states {stated}, its trace holds {dtypes}.",
+        )

@@ -1,0 +1,71 @@
+"""How partial states became one answer (B5 to B8): what ran, and what the mandate allows."""
+
+from collections.abc import Iterator, Mapping
+
+from tracekit.contract.codes import Issue
+from tracekit.model import ReductionSpec
+
+MANDATE: Mapping[str, frozenset[str]] = {
+    "accumulate": frozenset({"float32"}),
+    "order": frozenset({"global_block_index"}),
+    "downcast": frozenset({"final_write"}),
+    "sink": frozenset({"after_merge", "first_partial"}),
+}
+"""What a binding takes of each side: partials merge by their LSE, in FP32, by global block, with one downcast
+at the final write and the sink once. Tree, leaf and partial are free, but the same on both sides."""
+
+
+def check_reduction(
+    rollout: Mapping[str, ReductionSpec], training: Mapping[str, ReductionSpec]
+) -> Iterator[Issue]:
+    """Yield the issues of the reductions that the ranks of two sides ran, by rank name."""
+    for side, ranks in (("rollout", rollout), ("training", training)):
+        for name, spec in ranks.items():
+            stated = spec.to_dict()
+            for field, allowed in MANDATE.items():
+                if stated[field] not in allowed:
+                    yield Issue(
+                        "REDUCTION_MANDATE_VIOLATION",
+                        f"{side}.{name}.reduction.{field}",
+                        f"{field} {stated[field]} ran; a binding takes {' or '.join(sorted(allowed))} only.",
+                        **{side: stated[field]},
+                    )
+    if not rollout or not training:
+        return
+    for field in next(iter(rollout.values())).to_dict():
+        theirs, ours = (
+            sorted({str(spec.to_dict()[field]) for spec in side.values()}) for side in (rollout, training)
+        )
+        if theirs != ours or len(theirs) > 1:
+            yield Issue(
+                "REDUCTION_SEMANTIC_MISMATCH",
+                f"reduction.{field}",
+                f"{field} is not one on all ranks of both sides.",
+                theirs,
+                ours,
+            )
+
+
+SUPPORTED_REQUESTS: Mapping[str, frozenset[str]] = {
+    "attention.reduction_merge": frozenset({"online_softmax_lse"}),
+    "attention.reduction_order": frozenset({"global_block_index"}),
+    "attention.reduction_acc_dtype": frozenset({"fp32"}),
+    "attention.reduction_downcast_at": frozenset({"final_write"}),
+    "attention.reduction_tree": frozenset({"aligned_binary"}),
+}
+"""Requests about the reduction that TKA-1 can serve. Others are refused and never coerced to these."""
+
+
+def unsupported_reduction_reason(requested: Mapping[str, str]) -> str | None:
+    """Return why a reduction that is asked for cannot be had, or None.
+
+    Args:
+        requested: knob -> value; knobs that are not about the reduction are not looked at.
+    """
+    for knob, value in requested.items():
+        allowed = SUPPORTED_REQUESTS.get(knob)
+        if allowed is None and knob.startswith("attention.reduction_"):
+            return f"{knob} is no knob of the reduction; there are {', '.join(sorted(SUPPORTED_REQUESTS))}"
+        if allowed is not None and value not in allowed:
+            return f"{knob}={value} is not supported; the kernel does {', '.join(sorted(allowed))} only"
+    return None

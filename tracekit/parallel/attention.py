@@ -1,0 +1,188 @@
+"""TKA-1 over context-parallel ranks: each owner computes the nodes of its own keys, each consumer merges.
+
+Queries go to all owners, partial states `(acc, l, M)` in FP32 come back, and they merge in the order of the
+leaves, whichever arrived first: the bits are those of one process that holds everything.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.model import Array, DType
+from tracekit.parallel.ownership import Ownership, Range
+from tracekit.parallel.world import World
+from tracekit.providers import tka1
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """One block of keys and values of one request that a rank owns: tokens `start ..`.
+
+    Args:
+        start: token of row 0.
+        keys: bits `[n, Hkv, D]`.
+        values: bits `[n, Hkv, Dv]`.
+    """
+
+    start: int
+    keys: Array
+    values: Array
+
+    @property
+    def range(self) -> Range:
+        """The tokens held, `start .. end - 1`."""
+        return self.start, self.start + len(self.keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Query rows of one request.
+
+    Args:
+        q: bits `[T, H, D]`.
+        positions: int64 `[T]`.
+        first: int64 `[T]`, the first key that each row sees.
+        end: int64 `[T]`, the key after the last; causal attention ends behind a row's own position.
+    """
+
+    q: Array
+    positions: Array
+    first: Array
+    end: Array
+
+    @classmethod
+    def causal(cls, q: Array, positions: Array) -> "Queries":
+        """Return rows that see every key up to their own."""
+        return cls(q, positions, np.zeros_like(positions), positions + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Executed:
+    """What ran, told by those that ran it.
+
+    Args:
+        merged: owner -> the token ranges of the leaves whose nodes this rank merged, ascending.
+        outputs: the answer.
+        rows: the merged rows before S10, for the backward.
+    """
+
+    merged: dict[int, tuple[Range, ...]]
+    outputs: tka1.Outputs
+    rows: tka1.Partials
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all ranks know of a launch.
+
+    Args:
+        scale_bits: binary32 bits of the factor of a score.
+        dtype: of queries, keys, values and O.
+    """
+
+    scale_bits: int
+    dtype: DType = DType.BFLOAT16
+
+
+def launch(queries: Queries, held: Held, shape: Shape) -> tka1.Inputs:
+    """Return the launch of queries on one block: each row sees its keys that are there."""
+    selection = tka1.Ranges(
+        *(np.clip(edge, *held.range).astype(np.int64) for edge in (queries.first, queries.end))
+    )
+    family = tka1.FamilyInput((held.keys,), (held.values,), (held.start,), selection)
+    request = np.zeros(len(queries.q), np.int32)
+    return tka1.Inputs(queries.q, request, (family,), None, shape.scale_bits, shape.dtype)
+
+
+Merge = Callable[[dict[tka1.Run, tka1.Partials], DType], tka1.Outputs]
+"""How the nodes of all owners become an answer."""
+
+
+def merged_by_tree(parts: dict[tka1.Run, tka1.Partials], dtype: DType) -> tka1.Outputs:
+    """Merge as TKA-1 does: in the order of the leaves, in FP32, in the aligned tree, with one downcast."""
+    return tka1.merge(parts, None, dtype)
+
+
+def attend(
+    world: World,
+    ownership: Ownership,
+    queries: Queries,
+    held: list[Held],
+    shape: Shape,
+    *,
+    everywhere: bool = False,
+    merge: Merge = merged_by_tree,
+) -> Executed:
+    """Compute the attention of one request over all ranks of the world's context-parallel group.
+
+    Args:
+        world: this process's place.
+        ownership: who owns which keys.
+        queries: the rows of this rank; the same on every rank with `everywhere`.
+        held: the blocks that this rank holds so far, in the order of their tokens.
+        shape: what all ranks know.
+        everywhere: every rank merges every row, as in a decode; else each its own, as in training.
+        merge: how the nodes become the answer.
+
+    Returns:
+        The answer of `queries`, and what ran for it.
+    """
+    counts = [len(queries.q)] if everywhere else [len(q) for q in world.all_gather(queries.positions)]
+    everyone = queries if everywhere else _everyone(world, queries)
+    first = 0 if everywhere else sum(counts[: world.cp_rank])
+    mine = slice(first, first + len(queries.q))
+    received = _exchange(world, [_node(run, everyone, held, shape) for run in ownership.runs(world.cp_rank)])
+    reached = world.all_gather(np.array([block.range for block in held], np.int64).reshape(-1, 2))
+    parts: dict[tka1.Run, tka1.Partials] = {}
+    merged = {}
+    for owner, nodes in enumerate(received):
+        runs = ownership.runs(owner)
+        for run, node in zip(runs, nodes, strict=True):
+            parts[run] = tka1.Partials(node.acc[mine], node.l[mine], node.m[mine])
+        merged[owner] = leaves(runs, [(int(start), int(stop)) for start, stop in reached[owner]])
+    return Executed(merged, merge(parts, shape.dtype), tka1.merge_rows(parts))
+
+
+def leaves(runs: list[tka1.Run], reached: list[Range]) -> tuple[Range, ...]:
+    """Return the token ranges of the leaves of nodes, as far as their owner held keys of them."""
+    cut = []
+    for low, high in sorted(run.rows for run in runs):
+        for start in range(low, high, tka1.LEAF):
+            stops = [min(start + tka1.LEAF, stop) for begin, stop in reached if begin <= start < stop]
+            cut += [(start, stop) for stop in stops]
+    return tuple(cut)
+
+
+def _everyone(world: World, queries: Queries) -> Queries:
+    columns = (queries.q, queries.positions, queries.first, queries.end)
+    return Queries(*(np.concatenate(world.all_gather(column)) for column in columns))
+
+
+def _node(run: tka1.Run, queries: Queries, held: list[Held], shape: Shape) -> tka1.Partials:
+    """Compute a node of the tree from the block that holds it; of keys that do not exist yet it is empty."""
+    low, _ = run.rows
+    block = next((block for block in held if block.range[0] <= low < block.range[1]), None)
+    if block is None:
+        block = Held(low, held[0].keys[:0], held[0].values[:0])
+    return tka1.partials(launch(queries, block, shape), run=run)
+
+
+def _exchange(world: World, nodes: list[tka1.Partials]) -> list[list[tka1.Partials]]:
+    """Send the nodes of this rank to all, and return everybody's, owner by owner."""
+    everybody: list[list[tka1.Partials]] = [[] for _ in range(world.effective_cp_size)]
+    counts = world.all_gather(np.array([len(nodes)], np.int64))
+    for n in range(max(int(count[0]) for count in counts)):
+        some = nodes[n] if n < len(nodes) else None
+        shape = world.all_gather(np.array([(0, 0, 0) if some is None else some.acc.shape], np.int64))
+        rows, heads, width = (int(x) for x in max(tuple(s[0]) for s in shape))
+        sent = some or tka1.Partials(
+            np.zeros((rows, heads, width), np.uint32),
+            np.zeros((rows, heads), np.uint32),
+            np.zeros((rows, heads), np.int32),
+        )
+        acc, l, m = (world.all_gather(x) for x in (sent.acc, sent.l, sent.m))  # noqa: E741
+        for owner, count in enumerate(counts):
+            if n < int(count[0]):
+                everybody[owner].append(tka1.Partials(acc[owner], l[owner], m[owner]))
+    return everybody
