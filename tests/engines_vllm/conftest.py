@@ -53,6 +53,12 @@ def qwen3_cramped(qwen3):
 
 
 @pytest.fixture(scope="session")
+def qwen3_shared(qwen3):
+    """As few pages, and prefixes are shared: who was preempted finds some of its own rows again."""
+    return engine("tiny-qwen3", **CRAMPED | {"enable_prefix_caching": True})
+
+
+@pytest.fixture(scope="session")
 def qwen3_tka1(qwen3):
     with on_tka1():
         return engine("tiny-qwen3")

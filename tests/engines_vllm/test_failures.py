@@ -10,6 +10,7 @@ from tracekit.canonical.window import window_ranges
 from tracekit.engines import vllm as adapter
 from tracekit.engines import vllm_call
 from tracekit.engines.vllm_points import attention_layers, refuse_runner, runner_of
+from tracekit.engines.vllm_prefixes import Prefixes
 from tracekit.engines.vllm_step import Requests
 from tracekit.errors import ConventionContradicted, Unsupported
 from tracekit.model import Bits, DType, KVFamily, Origin, Selection, scale_to_bits
@@ -222,15 +223,16 @@ def test_a_function_that_takes_other_arguments_breaks_the_hook_alone(qwen3, prom
 
 
 def test_two_requests_with_one_id():
-    requests = Requests(Session())
+    requests = Requests(Session(), Prefixes([]))
     requests._handles["7"] = 0
-    scheduled = SimpleNamespace(finished_req_ids=[], scheduled_new_reqs=[SimpleNamespace(req_id="7")])
+    new = [SimpleNamespace(req_id="7")]
+    scheduled = SimpleNamespace(finished_req_ids=[], preempted_req_ids=None, scheduled_new_reqs=new)
     with pytest.raises(Unsupported) as caught:
         requests.begin(scheduled)
     assert caught.value.rule == "V-REQUEST-ID"
 
     requests._handles["7"] = 0
-    requests.begin(SimpleNamespace(finished_req_ids=["7"], scheduled_new_reqs=[SimpleNamespace(req_id="7")]))
+    requests.begin(SimpleNamespace(finished_req_ids=["7"], preempted_req_ids=None, scheduled_new_reqs=new))
 
 
 def test_a_hook_that_is_gone():

@@ -16,6 +16,7 @@ import numpy as np
 from tracekit.engines.patch import EVIDENCE, Arguments, Entry, UntestedVersion, enter_all
 from tracekit.engines.vllm_call import KernelCall, engine_name, observe_call
 from tracekit.engines.vllm_dsv4 import v4_entries
+from tracekit.engines.vllm_events import core_of, event_entries, groups_of, unfollowed
 from tracekit.engines.vllm_gpu import GpuCall, observe_gpu
 from tracekit.engines.vllm_identity import engine_identity
 from tracekit.engines.vllm_mla import mla_entries
@@ -30,6 +31,7 @@ from tracekit.engines.vllm_points import (
     runner_of,
     schedulings,
 )
+from tracekit.engines.vllm_prefixes import Prefixes
 from tracekit.engines.vllm_signatures import signature_of
 from tracekit.engines.vllm_step import Requests, Step
 from tracekit.errors import TracekitError, Unsupported
@@ -59,8 +61,9 @@ def attach(session: Session, *, llm: Any) -> Iterator[None]:
     Warns:
         UntestedVersion: the version lies outside the tested ones.
     """
+    runner = runner_of(llm)
     with ExitStack() as stack:
-        enter_all(stack, Recorder(session, runner_of(llm)).entries(), [])
+        enter_all(stack, Recorder(session, runner, llm.llm_engine.engine_core.engine_core).entries(), [])
         yield
 
 
@@ -70,12 +73,13 @@ class Recorder:
     Args:
         session: gets the calls.
         runner: vLLM's `GPUModelRunner`, or one that inherits from it.
+        core: the `EngineCore` that drives it, where that is known; else there is no history.
 
     Raises:
         Unsupported: `V-HOOK`, `V-BACKEND`, `V-LAYER`, `V-SPECULATIVE`.
     """
 
-    def __init__(self, session: Session, runner: Any) -> None:
+    def __init__(self, session: Session, runner: Any, core: Any = None) -> None:
         refuse_runner(runner)
         self._session = session
         self._runner = runner
@@ -91,7 +95,8 @@ class Recorder:
         }
         others = self._v4.keys() | self._mla.keys() | self._gpu.keys()
         self._scheduling = schedulings(runner, self._layers.keys() - others)
-        self._requests = Requests(session)
+        self._requests = Requests(session, Prefixes(groups_of(runner)))
+        self._core = core_of(core, runner)
         self._first = FirstLaunches()
         self._dummies: int | None = None
         self._scheduled: Any = None
@@ -123,7 +128,11 @@ class Recorder:
         if hasattr(runner, "_dummy_run"):
             dummy = runner._dummy_run
             entries.append(Entry("dummy run", vars(runner), "_dummy_run", lambda _: self._wrap_dummy(dummy)))
-        return entries
+        lost = unfollowed(runner, self._core)
+        if lost:
+            self._session.history.lose(lost)
+            return entries
+        return entries + event_entries(self._core, runner, self._session, self._requests)
 
     def _wrap_dummy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def dummy_run(*args: Any, **kwargs: Any) -> Any:
@@ -201,7 +210,7 @@ class Recorder:
                 self._requests.ran(self._step)
         except Exception as error:
             self._session.fail(error, "step", fired=False)
-        self._session.end(failed)
+        self._session.end(failed, failed=bool(failed))
 
     def _open(self, scheduled: Any, launches: Callable[[], int] = lambda: 1) -> None:
         """Open the step in the session: at its first launch, when the input buffers are filled."""
@@ -212,11 +221,12 @@ class Recorder:
             if self._refused is None:
                 step = self._requests.read(self._runner, scheduled)
                 fresh = {handle: np.asarray(step.fresh.get(handle, []), np.int64) for handle in step.handles}
-                self._session.begin(fresh, expected=expected, mode=step.mode)
+                self._session.begin(fresh, expected=expected, mode=step.mode, spans=step.spans)
                 self._step = step
                 return
         except Exception as error:
             self._refused = _told(error)
+        self._session.history.lose(f"step {self._session.current} could not be read: {self._refused}")
         self._session.begin({}, expected=expected)
         self._session.fail(self._refused, "step", fired=False)
 

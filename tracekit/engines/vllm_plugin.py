@@ -55,6 +55,7 @@ def register() -> None:
 
     runners = Runners(Recordings(found))
     GPUModelRunner.execute_model = _wrapped(GPUModelRunner.execute_model, runners)
+    _watch_cores(runners)
     if hasattr(GPUModelRunner, "_dummy_run"):
         GPUModelRunner._dummy_run = _counted(GPUModelRunner._dummy_run, runners)
 
@@ -71,6 +72,8 @@ class Runners:
         self._seen: set[int] = set()
         self.dummies: list[Tag] = []
         """Forwards over made-up tokens so far: profiling, warm-up for compilation, graph capture."""
+        self.core: Any = None
+        """The engine core that stepped last in this process."""
 
     def join(self, runner: Any) -> Callable[..., Any] | None:
         """Begin to record a runner that was not seen before, and return its wrapped `execute_model`.
@@ -102,7 +105,7 @@ class Runners:
                 raise unplaced
             for tag in self.dummies:
                 session.other(tag)
-            enter_all(stack, Recorder(session, runner).entries(), [])
+            enter_all(stack, Recorder(session, runner, self.core).entries(), [])
 
         if not self._recordings.begin(hook, share):
             return None
@@ -118,6 +121,25 @@ def _wrapped(original: Callable[..., Any], runners: Runners) -> Callable[..., An
 
     setattr(execute_model, _MARK, True)
     return execute_model
+
+
+def _watch_cores(runners: Runners) -> None:
+    """Take note of the engine core that steps: what happens between its steps belongs to the history."""
+    try:
+        from vllm.v1.engine.core import EngineCore
+    except ImportError:
+        return  # the history then says why it is lost
+
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            runners.core = self
+            return original(self, *args, **kwargs)
+
+        return step
+
+    for name in ("step", "step_with_batch_queue"):
+        if hasattr(EngineCore, name):
+            setattr(EngineCore, name, watched(getattr(EngineCore, name)))
 
 
 def _counted(original: Callable[..., Any], runners: Runners) -> Callable[..., Any]:

@@ -6,18 +6,20 @@ calls say what each layer read; both go through the state machine of docs/gate.m
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from tracekit.errors import GateRefused
 from tracekit.gate.machine import transition
+from tracekit.gate.memory import blocks
 from tracekit.gate.owed import Owed
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger
 from tracekit.gate.state import Rows as Kept
-from tracekit.model import AttentionCall, KVFamily, Recording, Rows, Tag
-from tracekit.model.events import Attend, Read, Span
+from tracekit.gate.trace_launch import Held, Launch, Scale
+from tracekit.model import AttentionCall, KVFamily, Recording, Tag
+from tracekit.model.events import Attend, Read, Scales, Span
 from tracekit.model.history import Entry, Pass, PassBackward, PassRows, Unproven
 
 
@@ -65,39 +67,6 @@ class Judgement:
             "assumed": self.assumed,
             "ledger": self.ledger,
         }
-
-
-@dataclass(frozen=True)
-class Held:
-    """KV rows `first .. end - 1` that a call read, and their write epoch."""
-
-    first: int
-    end: int
-    cache_version: int
-
-
-@dataclass(frozen=True, eq=False)
-class Launch:
-    """What a history needs to know of a call: no tensor of it."""
-
-    step: int
-    layer: int
-    rows: Rows
-    held: Mapping[str, Mapping[KVFamily, Held]]
-    window: int | None
-    kernel: str
-
-    @classmethod
-    def of(cls, call: AttentionCall) -> "Launch":
-        """Return what is known of a call."""
-        held = {
-            str(key): {
-                family: Held(rows.first, rows.end, rows.generation) for family, rows in families.items()
-            }
-            for key, families in call.kv.items()
-        }
-        kernel = call.provenance.executed.kernel
-        return cls(call.step, call.layer, call.rows, held, call.conventions.window, kernel)
 
 
 def judge(recording: Recording, calls: Iterable[AttentionCall | Launch]) -> Judgement:
@@ -156,7 +125,15 @@ class Prover:
             self._pattern.setdefault(launch.layer, launch)
         self._filtered = {line.step: line.filtered for line in recording.ledger if line.tag is Tag.NORMAL}
         self._cut = {line.step for line in recording.ledger if line.cut}
+        passes = [entry for entry in recording.history or () if isinstance(entry, Pass)]
+        self._planned: dict[int, dict[str, PassRows]] = defaultdict(dict)
+        for entry in passes:
+            self._planned[entry.step].update({rows.request: rows for rows in entry.rows})
+        self._memory = CallMemory(self._of_step, {entry.step for entry in passes if not entry.failed})
         self._gradients = Owed()
+        self._step = -1
+        self._launched: Mapping[int, list[Launch]] = {}
+        self._computed: set[str] = set()
 
     def take(self, entry: Entry) -> None:
         """Prove one entry.
@@ -172,18 +149,16 @@ class Prover:
         if not isinstance(entry, Pass):
             self.ledger = transition(self.ledger, entry)
             return
-        before, launched = self.ledger, self._of_step.pop(entry.step, {})
-        layers = [layer for layer in sorted(self._pattern) if layer in entry.layers or not entry.layers]
-        missing = [layer for layer in layers if layer not in launched]
-        beyond = [layer for layer in launched if layer not in layers]
-        if beyond:
-            refuse("G-TRACE-CALL", "the pass is not of this layer", step=entry.step, layer=min(beyond))
-        whole = not entry.failed and entry.step not in self._cut
-        if whole and len(missing) > self._filtered.get(entry.step, 0):
-            text = "the layer has no call in this pass, and no filter left it out"
-            refuse("G-TRACE-CALL", text, step=entry.step, layer=missing[0])
-        for layer in layers:
-            calls = launched.get(layer, [])
+        if entry.step != self._step:
+            self._begin(entry)
+        twice = self._computed & {rows.request for rows in entry.rows}
+        if twice:
+            text = "the step has computed its rows already"
+            refuse("G-TRACE-CALL", text, step=entry.step, request=min(twice))
+        self._computed |= {rows.request for rows in entry.rows}
+        before = self.ledger
+        for layer in self._layers(entry):
+            calls = self._launched.get(layer, [])
             if calls or not entry.failed:
                 self._launch(entry, layer, calls)
         if entry.failed and not entry.layers:  # a pass that names its layers has those, and moves no rows
@@ -211,6 +186,29 @@ class Prover:
         digest = self.ledger.digest
         return Judgement(status, reason, code, place or {}, entries, self.calls, self.assumed, digest)
 
+    def _layers(self, entry: Pass) -> list[int]:
+        """The layers of the trace that a pass is of."""
+        return [layer for layer in sorted(self._pattern) if layer in entry.layers or not entry.layers]
+
+    def _begin(self, entry: Pass) -> None:
+        """The calls of the step are there, and each row of them is one that the step planned."""
+        self._step, self._computed = entry.step, set()
+        launched = self._launched = self._of_step.pop(entry.step, {})
+        layers = self._layers(entry)
+        missing = [layer for layer in layers if layer not in launched]
+        beyond = [layer for layer in launched if layer not in layers]
+        if beyond:
+            refuse("G-TRACE-CALL", "the pass is not of this layer", step=entry.step, layer=min(beyond))
+        whole = not entry.failed and entry.step not in self._cut
+        if whole and len(missing) > self._filtered.get(entry.step, 0):
+            text = "the layer has no call in this pass, and no filter left it out"
+            refuse("G-TRACE-CALL", text, step=entry.step, layer=missing[0])
+        for call in (call for calls in launched.values() for call in calls):
+            _check_rows(self._planned[entry.step], call)
+            self.calls += 1
+        if not entry.failed:
+            self.assumed += len(missing)
+
     def _launch(self, entry: Pass, layer: int, calls: list[Launch]) -> None:
         """One layer of a pass: what its calls read, and where a filter left them out, what is there.
 
@@ -218,27 +216,32 @@ class Prover:
         """
         held: dict[str, Mapping[KVFamily, Held]] = {}
         for call in calls:
-            _check_rows(entry, call)
             for name, families in call.held.items():
                 if held.setdefault(name, families) != families:
                     place = {"step": entry.step, "layer": layer, "request": name}
                     refuse("G-TRACE-CALL", "two calls of the layer read other rows", **place)
-        spans = tuple(self._span(rows, layer, held.get(rows.request)) for rows in entry.rows)
+        scales = self._memory.generation(layer, calls, self.ledger.scale_generation)
+        spans = tuple(self._span(rows, layer, held.get(rows.request), scales) for rows in entry.rows)
         like = calls[0] if calls else self._pattern[layer]
         kernel = like.kernel if layer in entry.owing else ""
         event = Attend(layer, spans, entry.model_version, like.window, kernel=kernel)
         self.ledger = transition(self.ledger, event)
         if kernel:
             self._gradients.owe(entry.step, layer, self.ledger.epoch)
-        self.calls += len(calls)
-        self.assumed += not calls
 
-    def _span(self, rows: PassRows, layer: int, held: Mapping[KVFamily, Held] | None) -> Span:
+    def _span(
+        self, rows: PassRows, layer: int, held: Mapping[KVFamily, Held] | None, scales: int | None
+    ) -> Span:
         if held is None:
             families = next(iter(self._pattern[layer].held.values()))
             reads = tuple(self._assume(rows, layer, family) for family in families)
         else:
-            reads = tuple(_read(rows, layer, family, kv) for family, kv in held.items())
+            reads = tuple(
+                _read(
+                    rows, layer, family, kv if self._memory.placed(layer) else replace(kv, pages=None), scales
+                )
+                for family, kv in held.items()
+            )
         return Span(rows.request, rows.first, rows.end, rows.mode, reads)
 
     def _assume(self, rows: PassRows, layer: int, family: KVFamily) -> Read:
@@ -249,20 +252,59 @@ class Prover:
         return Read(family, rows.cache_version, 0 if fresh or stream is None else stream.first)
 
 
-def _read(rows: PassRows, layer: int, family: KVFamily, held: Held) -> Read:
-    if held.end < rows.end // family.ratio:
+class CallMemory:
+    """Where the rows of a trace's calls lie, and by which scales: layers of which every pass says so.
+
+    Args:
+        launches: by step and layer.
+        steps: of the passes.
+    """
+
+    def __init__(self, launches: Mapping[int, Mapping[int, list[Launch]]], steps: set[int]) -> None:
+        placed: dict[int, set[int]] = defaultdict(set)
+        for step, layers in launches.items():
+            for layer, calls in layers.items():
+                if calls and all(call.placed for call in calls):
+                    placed[layer].add(step)
+        self._placed = {layer for layer, found in placed.items() if steps <= found}
+        self._scales: dict[int, tuple[Scale, int]] = {}
+
+    def placed(self, layer: int) -> bool:
+        """Whether the pages of a layer's rows are known in all passes."""
+        return layer in self._placed
+
+    def generation(self, layer: int, calls: list[Launch], force: int) -> int | None:
+        """Return the generation of the scales of a launch; None where it has none.
+
+        A trace has the scales themselves. They are those in force until they change; a change that no event
+        told of is a generation that was never in force.
+        """
+        scale = calls[0].scale if calls and layer in self._placed else None
+        if scale is None:
+            return None
+        known, of = self._scales.get(layer, (scale, force))
+        generation = force if known == scale or of != force else force + 1
+        self._scales[layer] = scale, generation
+        return generation
+
+
+def _read(rows: PassRows, layer: int, family: KVFamily, held: Held, scales: int | None) -> Read:
+    count = rows.end // family.ratio
+    if held.end < count:
         place = {"request": rows.request, "layer": layer, "family": family.value, "position": rows.first}
-        text = f"the call has the rows before {held.end}, and the request {rows.end // family.ratio}"
-        refuse("G-KV-MISSING", text, **place)
-    return Read(family, held.cache_version, held.first)
+        refuse("G-KV-MISSING", f"the call has the rows before {held.end}, and the request {count}", **place)
+    scaled = None
+    if scales is not None and held.pages is not None:
+        size = held.pages.rows
+        scaled = Scales(size, (scales,) * blocks(count, size))
+    return Read(family, held.cache_version, held.first, scaled, held.pages)
 
 
-def _check_rows(entry: Pass, call: Launch) -> None:
-    """The rows of a call are rows of its pass."""
-    spans = {rows.request: rows for rows in entry.rows}
+def _check_rows(planned: Mapping[str, PassRows], call: Launch) -> None:
+    """The rows of a call are rows of its step."""
     for number, key in enumerate(call.rows.requests):
-        rows = spans.get(str(key))
-        place = {"step": entry.step, "layer": call.layer, "request": str(key)}
+        rows = planned.get(str(key))
+        place = {"step": call.step, "layer": call.layer, "request": str(key)}
         if rows is None:
             refuse("G-TRACE-CALL", "the pass does not have the request", **place)
         positions = call.rows.positions[call.rows.request == number]

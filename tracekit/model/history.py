@@ -40,8 +40,11 @@ class PassRows(NamedTuple):
 class Pass:
     """All layers computed the same rows, or began to.
 
+    Where a request reads rows that another computes in the same launch, the step has several passes: the
+    giver's, an `Adopt`, and the taker's.
+
     Args:
-        step: the step of the trace; its calls are those of the pass.
+        step: the step of the trace; its calls are those of its passes.
         rows: request by request.
         model_version: weights that were in force.
         failed: whether the forward raised; then the engine is to drop its rows.

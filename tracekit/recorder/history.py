@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tracekit.model import Mode, RequestKey
-from tracekit.model.events import GateMode
+from tracekit.model.events import Adopt, GateMode
 from tracekit.model.history import Entry, Pass, PassBackward, PassRows, Unproven
 from tracekit.recorder.observation import Handle
 
@@ -32,12 +32,16 @@ class Computed(NamedTuple):
             hold a chunk of a prompt beside rows that are decoded.
         cache_version: write epoch of the KV that the request has in this step: what a launch is taken to
             have read where a filter left it out.
+        adopt: how it came to the rows before `first`, where it takes them over in this step (a prefix hit);
+            requests are handles as text. The giver may compute them in the same launch, and then stands
+            before it.
     """
 
     first: int
     end: int
     mode: Mode | None = None
     cache_version: int = 0
+    adopt: Adopt | None = None
 
 
 class HistoryLog:
@@ -51,43 +55,52 @@ class HistoryLog:
         self.lost = _NOBODY
         self._entries: list[Entry] = []
         self._rows = 0
-        self._open: Pass | None = None
+        self._open: list[Pass | Adopt] = []
         self._launched: dict[int, bool] = {}
         self._behind: list[Entry] = []
 
     def begin(
         self, step: int, spans: Mapping[Handle, Computed], modes: Mapping[Handle, Mode], weights: int
     ) -> None:
-        """Begin a pass.
+        """Begin the pass of a step.
+
+        It is told in parts where a request takes over rows that another computes in the same launch: what
+        comes first, the adoption, and then the rows behind it.
 
         Args:
             step: of the trace.
-            spans: the rows of each request.
+            spans: the rows of each request, in the order in which the engine planned them.
             modes: why they are computed, where a request does not say so itself.
             weights: version of the weights in force.
         """
         if self.lost == _NOBODY:
             self.lost = ""
-        self._launched = {}
-        rows = tuple(
-            PassRows(
-                str(handle), span.first, span.end, _MODES[span.mode or modes[handle]], span.cache_version
-            )
-            for handle, span in spans.items()
-            if span.end > span.first
-        )
-        self._rows += len(rows)
+        self._launched, part = {}, dict[str, PassRows]()
+        for handle, span in spans.items():
+            if span.end <= span.first:
+                continue
+            name, mode = str(handle), _MODES[span.mode or modes[handle]]
+            if span.adopt is not None:
+                if span.adopt.source in part:
+                    self._open.append(Pass(step, tuple(part.values()), weights))
+                    part = {}
+                self._open.append(span.adopt)
+            part[name] = PassRows(name, span.first, span.end, mode, span.cache_version)
+            self._rows += 1
+        if part:
+            self._open.append(Pass(step, tuple(part.values()), weights))
         if self._rows > MOST:
             self.lose(f"it is longer than {MOST:,} request-steps")
-        self._open = Pass(step, rows, weights) if rows else None
 
     def end(self, *, failed: bool) -> None:
         """End the pass that runs, if one does."""
-        if self._open is not None:
-            self.tell(self._whole(self._open, failed))
-        self._open = None
-        for entry in self._behind:
-            self.tell(entry)
+        if failed and sum(isinstance(entry, Pass) for entry in self._open) > 1:
+            self.lose("a step failed in which a request reads rows that another computes there")
+        for entry in self._open:
+            self.tell(self._whole(entry, failed) if isinstance(entry, Pass) else entry)
+        self._open = []
+        for behind in self._behind:
+            self.tell(behind)
         self._behind, self._launched = [], {}
 
     def _whole(self, entry: Pass, failed: bool) -> Pass:
@@ -106,7 +119,7 @@ class HistoryLog:
 
     def backward(self, step: int, layer: int, kernel: str, weights: int, *, retained: bool) -> None:
         """The gradients of a launch of a step were computed; its pass may still run, or be long over."""
-        entries = self._entries if self._open is None else self._behind
+        entries = self._behind if self._open else self._entries
         entry = PassBackward(step, (layer,), kernel, weights, retained)
         last = entries[-1] if entries else None
         if isinstance(last, PassBackward) and layer not in last.layers:
@@ -120,12 +133,19 @@ class HistoryLog:
 
     def tell(self, event: Entry) -> None:
         """Take an event that is no launch; its requests are handles as text."""
-        self._entries.append(event)
+        if not self.lost or self.lost == _NOBODY:
+            self._entries.append(event)
+
+    def unsaid(self, step: int) -> None:
+        """A step begins, and nobody says which rows it computes."""
+        if self.lost != _NOBODY:
+            self.lose(f"step {step} does not say which rows it computed")
 
     def lose(self, reason: str) -> None:
         """Something happened that nobody can say in events: there is no history from here on, and so none."""
-        self.lost = self.lost or reason
-        self._entries = []
+        if self.lost in ("", _NOBODY):
+            self.lost = reason
+        self._entries, self._open, self._behind = [], [], []
 
     def doubt(self, reason: str) -> None:
         """Something of what was told so far is not known; the rest of the history stands."""

@@ -129,7 +129,7 @@ class Session:
             each = {handle: mode or modes.get(handle, self._mode) for handle in spans}
             self.history.begin(self.current, spans, each, self.weights)
         else:
-            self.history.lose(f"step {self.current} does not say which rows it computed")
+            self.history.unsaid(self.current)
         self._open = OpenStep(self.current, expected)
         self._choice.begin(self.current, tokens, self._mode)
         self._choice.shut |= bool(self._spent)

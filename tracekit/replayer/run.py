@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from tracekit.env import check_timeout, settings, usable_cores
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
-from tracekit.gate.recorded import Judgement, Launch, judge
+from tracekit.gate.recorded import Judgement, judge
+from tracekit.gate.trace_launch import Launch
 from tracekit.model import AttentionCall
 from tracekit.providers import indexers as indexer_registry
 from tracekit.providers import registry
