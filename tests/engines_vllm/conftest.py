@@ -59,6 +59,13 @@ def qwen3_shared(qwen3):
 
 
 @pytest.fixture(scope="session")
+def qwen3_tka1_wide(qwen3):
+    """In other dtypes. Kept to the end: an engine that goes takes the process groups of all engines along."""
+    with on_tka1():
+        return {dtype: engine("tiny-qwen3", dtype=dtype) for dtype in ("float16", "float32")}
+
+
+@pytest.fixture(scope="session")
 def qwen3_tka1(qwen3):
     with on_tka1():
         return engine("tiny-qwen3")

@@ -10,7 +10,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentio
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import tracekit
-from tests.engines_vllm.tiny_engine import PAGE, dense, engine, generate, on_tka1
+from tests.engines_vllm.tiny_engine import PAGE, dense, generate
 from tracekit.engines.vllm_backend import Tka1Impl
 from tracekit.engines.vllm_points import attention_layers, runner_of
 from tracekit.errors import InvalidCall, Unsupported
@@ -142,10 +142,8 @@ def test_a_layer_that_it_does_not_compute_is_refused_when_it_is_made(qwen3, chan
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_other_dtypes_that_tka1_takes(run, prompt, dtype):
-    with on_tka1():
-        llm = engine("tiny-qwen3", dtype=dtype)
-    got = run(llm, [prompt(40, 1), prompt(7, 2)], 3)
+def test_other_dtypes_that_tka1_takes(run, prompt, qwen3_tka1_wide, dtype):
+    got = run(qwen3_tka1_wide[dtype], [prompt(40, 1), prompt(7, 2)], 3)
     assert got.session.problems == []
     assert {call.dtype.value for call in got.calls} == {dtype}
     rerun(got.calls)
