@@ -254,7 +254,7 @@ def test_a_history_on_which_all_parts_agree_is_kept(tmp_path):
     assert legal.status is Legality.LEGAL, legal
 
 
-def test_why_a_merged_trace_has_no_history_is_told(tmp_path):
+def test_why_a_merged_trace_has_no_history_is_told(tmp_path, capsys):
     calls = whole(lengths=(5,))
     paths = tensor_parallel(tmp_path, calls, 2, history=of(calls))
     for name, history, reason in (
@@ -267,6 +267,8 @@ def test_why_a_merged_trace_has_no_history_is_told(tmp_path):
         judgement = tracekit.history(tmp_path / f"{name}.h5")
         assert judgement.status is Legality.UNKNOWN
         assert re.search(reason, judgement.reason)
+        assert run(["inspect", str(tmp_path / f"{name}.h5")]) == 0
+        assert "nobody knows whether it was legal: rank" in " ".join(capsys.readouterr().out.split())
     data = [write(tmp_path / f"d{n}.h5", calls, Share(n, 2, n, 2), history=of(calls)) for n in range(2)]
     merge(data, tmp_path / "d.h5")
     assert "data-parallel process has a history of its own" in tracekit.history(tmp_path / "d.h5").reason

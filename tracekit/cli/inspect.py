@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tracekit.cli.options import json_option, size_words
 from tracekit.model import Tag
+from tracekit.model.history import Unproven
 from tracekit.report.terminal import console
 from tracekit.store import Trace, open_trace
 
@@ -91,6 +92,7 @@ def facts(trace: Trace) -> dict[str, Any]:
             for head in trace.indexer_heads
         ],
         "history": None if recording.history is None else len(recording.history),
+        "unproven": [entry.reason for entry in recording.history or () if isinstance(entry, Unproven)],
         "ledger": [
             {name: getattr(record, name) for name in record.__dataclass_fields__}
             for record in recording.ledger
@@ -121,12 +123,14 @@ def describe(trace: Trace, show_calls: bool) -> Group:
     tables = [_calls(told["calls"]) if show_calls else _shapes(told["calls"])]
     if told["indexer_calls"]:
         tables.append(_indexers(told["indexer_calls"], show_calls))
-    return Group(*lines, *tables, _ledger(told["ledger"]), Text(_history(told["history"])))
+    return Group(*lines, *tables, _ledger(told["ledger"]), Text(_history(told["history"], told["unproven"])))
 
 
-def _history(entries: int | None) -> str:
+def _history(entries: int | None, unproven: list[str]) -> str:
     if entries is None:
         return "history   none was recorded: nobody knows whether it was legal"
+    if unproven:
+        return f"history   nobody knows whether it was legal: {unproven[0]}"
     return f"history   {entries} entries; `tracekit verify --history` proves them"
 
 
