@@ -14,6 +14,8 @@ import tracekit
 from tracekit.canonical.fp8_ds_mla import CODES, GROUP, from_keys
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.gate.plan import joint_plan
+from tracekit.gate.recorded import Legality, judge
+from tracekit.gate.trace_launch import Launch as Seen
 from tracekit.model import Bits, KVFamily, KVSource, Mode, Origin
 from tracekit.providers.base import Launch
 from tracekit.providers.indexers import IndexerLaunch
@@ -73,6 +75,35 @@ def test_tokens_are_the_same_and_every_hook_fired(ran):
     assert all(line.complete and line.recorded == 3 for line in ran.recording.ledger)
     assert [call.mode for call in ran.calls[::3]] == [Mode.PREFILL] * 2 + [Mode.DECODE] * 3
     assert tracekit.verify(ran.folder / "short.h5") == tracekit.verify(ran.folder / "long.h5") == []
+
+
+def test_its_history_is_legal(ran):
+    """Of all three kinds of layers over their pages; and of one layer of which a filter kept the end."""
+    short, long = (tracekit.history(ran.folder / name) for name in ("short.h5", "long.h5"))
+    assert (short.status, short.calls, short.assumed) == (Legality.LEGAL, len(ran.calls), 0), short
+    assert (long.status, long.calls) == (Legality.LEGAL, len(ran.long)), long
+    assert long.assumed > 0
+
+
+@pytest.mark.parametrize("family", ["recent", "c4", "c128"])
+def test_a_row_of_a_cache_that_was_not_written_by_then_is_refused(ran, family):
+    """The pages of one family are those of another place in one launch."""
+    launches = [Seen.of(call) for call in ran.calls]
+    last = launches[-1].step
+    for at, launch in enumerate(launches):
+        if launch.step == last:
+            held = {
+                name: {f: moved(rows) if f.value == family else rows for f, rows in families.items()}
+                for name, families in launch.held.items()
+            }
+            launches[at] = replace(launch, held=held)
+    judgement = judge(ran.recording, launches)
+    assert judgement.code == "G-SLOT-MOVED", judgement
+    assert (judgement.place["step"], judgement.place["family"]) == (last, family)
+
+
+def moved(held):
+    return replace(held, pages=held.pages._replace(table=tuple(page + 90 for page in held.pages.table)))
 
 
 def test_an_indexer_of_an_untested_version_shows_its_scores_first(ran):

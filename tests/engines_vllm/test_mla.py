@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engines_vllm.histories import legal
 from tests.engines_vllm.mla_engine import HEADS, LATENT, ROPE, decode, on_cpu_mla, start
 from tests.engines_vllm.tiny_engine import Recorded, dense, generate
 from tracekit.compare import Roundings, compare_envelope, envelope
 from tracekit.engines.vllm_points import attention_layers, runner_of
+from tracekit.gate.recorded import Legality, judge
 from tracekit.model import Bits, KVFamily, KVRows, RequestKey, RowId
 from tracekit.providers.base import Launch
 from tracekit.providers.vllm_mla import VllmMla
@@ -105,6 +107,7 @@ def test_with_amx_prefills_and_decodes_read_latents(amx_mla, run, prompt, writte
     assert got.session.problems == []
     assert all(line.complete for line in got.recording.ledger)
     assert {line.recorded for line in got.recording.ledger} == {2, 4}
+    legal(got)
     kernels = {call.provenance.executed.kernel for call in got.calls}
     assert kernels == {"vllm.extend_attention_cpu", "vllm.decode_attention_cpu"}
     for call in got.calls:
@@ -150,6 +153,9 @@ def test_without_amx_decodes_are_recorded_and_prefills_refused_by_name(cpu_mla, 
     assert launches == [(2, 2, 0), (2, 2, 2), (4, 4, 2), (2, 2, 2), (2, 2, 2), (2, 2, 2)]
     assert ["expands" in line.cut for line in ledger] == [True, False, True, False, False, False]
     assert [call.step for call in got.of(0)] == [1, 2, 3, 4, 5]
+    judgement = judge(got.recording, got.calls)
+    assert judgement.status is Legality.UNKNOWN
+    assert "step 0 lost calls" in judgement.reason
     for call in got.calls:
         assert call.provenance.executed.kernel == "vllm.mla_decode_kvcache"
         assert_latents(call)

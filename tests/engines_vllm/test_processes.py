@@ -10,7 +10,9 @@ import tracekit
 from tracekit.engines import tiny, vllm_plugin
 from tracekit.engines.process import Recordings
 from tracekit.env import settings
+from tracekit.gate.recorded import Legality
 from tracekit.model import Tag
+from tracekit.model.events import Adopt
 from tracekit.verdict import Status
 
 SERVE = Path(__file__).with_name("serve.py")
@@ -76,7 +78,24 @@ def test_a_compiled_engine_in_its_own_process_writes_its_trace(prompt, tmp_path)
         found = [request.token_ids.tolist() for request in trace.recording.requests]
     assert found == [p + t[:-1] for p, t in zip(prompts, said["tokens"], strict=True)]
     assert tracekit.verify(path) == []
+    judgement = tracekit.history(path)  # on the CPU the model runs in a third process then
+    assert judgement.status is Legality.UNKNOWN
+    assert "the scheduler of the engine, which empties its cache, runs in another process" in judgement.reason
     assert tracekit.replay(path, provider="vllm-cpu", claims=["recorded"]).status is Status.HELD
+
+
+def test_the_history_of_a_compiled_engine_in_one_process_is_legal(prompt, tmp_path):
+    """The plug-in finds the core that steps: prompts of which one begins as the other."""
+    prompts = [prompt(70, 1), prompt(70, 1)[:50]]
+    settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TRACEKIT_RECORD": str(tmp_path / "run.h5")}
+    ran = serve(prompts, **settings)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (path,) = tmp_path.iterdir()
+    judgement = tracekit.history(path)
+    assert judgement.status is Legality.LEGAL, judgement
+    with tracekit.open(path) as trace:
+        assert judgement.calls == len(trace.heads)
+        assert [e.at for e in trace.recording.history if isinstance(e, Adopt)] == [32]
 
 
 def test_record_runs_a_server_and_leaves_one_trace(prompt, tmp_path):
