@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import tracekit
@@ -124,14 +125,12 @@ def test_record_runs_a_server_and_leaves_one_trace(prompt, tmp_path):
 def test_an_engine_whose_place_cannot_be_read_is_not_recorded_and_runs(tmp_path, monkeypatch, capsys):
     """The plug-in's own failure: the engine runs its step, and the missing trace says why."""
 
-    class Runner:
-        parallel_config = None  # a version without it
-
+    class Runner:  # of a version without `parallel_config`
         def execute_model(self, scheduled):
             return scheduled + 1
 
     monkeypatch.setenv("TRACEKIT_RECORD", str(tmp_path / "run.h5"))
-    runners = vllm_plugin.Runners(Recordings(settings()))
+    runners = vllm_plugin.Runners(Recordings(replace(settings(), record=tmp_path / "run.h5")))
     step = vllm_plugin._wrapped(Runner.execute_model, runners)
     runner = Runner()
     assert [step(runner, 1), step(runner, 2)] == [2, 3]

@@ -1,5 +1,6 @@
 """Recording vLLM: the calls hold what its kernel read and wrote, and its tokens stay the same."""
 
+import functools
 from collections import defaultdict
 
 import numpy as np
@@ -30,6 +31,7 @@ def arguments(monkeypatch):
         taken = defaultdict(list)
         for number, layer in enumerate(attention_layers(runner_of(llm)).values()):
 
+            @functools.wraps(layer.impl.forward)
             def forward(owner, q, k, v, cache, metadata, output, _n=number, _f=layer.impl.forward, **kwargs):
                 result = _f(owner, q, k, v, cache, metadata, output, **kwargs)
                 taken[_n].append(tuple(bits(t) for t in (q, k, v, output)))
