@@ -1,5 +1,6 @@
 """`python -m tools.gpu_acceptance` without a device: where it ends, and its logic with a stand-in."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -51,7 +52,10 @@ def test_without_a_device_it_ends_with_4_and_one_sentence(tmp_path: Path):
 @pytest.fixture(scope="module")
 def stood_in(tmp_path_factory: pytest.TempPathFactory):
     out = tmp_path_factory.mktemp("run") / "e.json"
-    code = main(["--stand-in", "--golden", GOLDEN, "-o", str(out), "--commit", "0" * 40])
+    with pytest.MonkeyPatch.context() as patch:  # the tool sets the path of its children
+        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        patch.setattr(sys, "path", list(sys.path))
+        code = main(["--stand-in", "--golden", GOLDEN, "-o", str(out), "--commit", "0" * 40])
     return code, parse_evidence(out.read_text()), out
 
 
