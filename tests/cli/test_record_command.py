@@ -253,10 +253,12 @@ def test_signals_reach_the_command_and_its_code_is_ours(out, number):
     arguments = [str(TRACEKIT), "record", "-o", str(out), "--", sys.executable, "-c", program]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # This test may itself run under `nohup`, and what is ignored stays ignored.
-    fresh = [
-        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    ]
-    running = subprocess.Popen([sys.executable, "-c", *fresh, *arguments], cwd=ROOT, **pipes)
+    fresh = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", fresh, *arguments], cwd=ROOT, **pipes)
     assert running.stdout.readline() == b"ready\n"
     running.send_signal(number)
     running.communicate()
