@@ -18,7 +18,7 @@ from tracekit.cli.main import run
 from tracekit.contract import Role, TopologyPolicy
 from tracekit.contract.judge import bind_runs
 from tracekit.model import AttentionCall, Bits, KVFamily
-from tracekit.parallel.ownership import Layout
+from tracekit.providers.split import Sequence
 from tracekit.store import open_trace, write_trace
 
 JOB = Job(tokens=416, prompt=408, chunk=200, layers=1)
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name, job in (
         ("zigzag", JOB),
-        ("contiguous", replace(JOB, layout=Layout.CONTIGUOUS)),
+        ("contiguous", replace(JOB, sequence=Sequence.CONTIGUOUS)),
         ("one", ONE),
     ):
         for side, role in SIDES.items():

@@ -8,7 +8,7 @@ from tools.binding.job import Job
 from tools.binding.launch import launch
 from tracekit.contract import Role
 from tracekit.contract.judge import bind_runs
-from tracekit.parallel.ownership import Layout
+from tracekit.providers.split import Sequence
 
 
 def main() -> int:
@@ -17,10 +17,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where the runs `training` and `rollout` go")
     parser.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks (default: 2)")
     parser.add_argument("--cp", type=int, default=2, help="context-parallel ranks (default: 2)")
-    parser.add_argument("--layout", type=Layout, choices=list(Layout), default=Layout.ZIGZAG)
+    parser.add_argument("--layout", type=Sequence, choices=list(Sequence), default=Sequence.ZIGZAG)
     parser.add_argument("--tokens", type=int, default=Job.tokens)
     given = parser.parse_args()
-    job = Job(tp=given.tp, cp=given.cp, layout=given.layout, tokens=given.tokens)
+    job = Job(tp=given.tp, cp=given.cp, sequence=given.layout, tokens=given.tokens)
     for role, name in ((Role.TRAIN, "training"), (Role.INFER, "rollout")):
         codes = launch(job, role, given.folder / name)
         print(f"{name}: {len(codes)} processes ended with {codes}")

@@ -59,8 +59,8 @@ def _layer(job: Job, layer: int, shards: Path) -> dict[str, Array]:
     whole: dict[str, list[Array]] = {}
     for tp_rank in range(job.tp):
         columns: dict[str, Array] = {}
-        for cp_rank, blocks in enumerate(job.ownership.blocks):
-            tokens = np.concatenate([np.arange(*block) for block in blocks] or [np.zeros(0, np.int64)])
+        for cp_rank, owner in enumerate(job.owners):
+            tokens = np.concatenate([np.arange(*block) for block in owner.ranges] or [np.zeros(0, np.int64)])
             with np.load(shards / f"tp{tp_rank}-cp{cp_rank}.npz") as held:
                 for name in held.files:
                     number, _, tensor = name.partition(".")

@@ -6,10 +6,12 @@ from itertools import pairwise
 import numpy as np
 
 from tools.binding.settings import Settings
+from tracekit.canonical.owners import Owner
 from tracekit.contract.identity import fingerprint
 from tracekit.model import Array, RequestKey, scale_to_bits
 from tracekit.parallel.attention import Shape
-from tracekit.parallel.ownership import Layout, Ownership, deal
+from tracekit.providers.split import Sequence, Split
+from tracekit.providers.tka1 import LEAF
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Job:
         page: tokens of a KV page.
         tp: tensor-parallel ranks.
         cp: context-parallel ranks.
-        layout: how tokens are dealt out to context-parallel ranks.
+        sequence: how context-parallel ranks share the tokens.
         seed: of all numbers.
         settings: what happens around and inside of the attention.
     """
@@ -42,14 +44,14 @@ class Job:
     page: int = 16
     tp: int = 2
     cp: int = 2
-    layout: Layout = Layout.ZIGZAG
+    sequence: Sequence = Sequence.ZIGZAG
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
 
     @property
-    def ownership(self) -> Ownership:
-        """Who owns which keys."""
-        return deal(self.tokens, self.cp, self.layout)
+    def owners(self) -> list[Owner]:
+        """Who owns which tokens and their keys, by context-parallel rank."""
+        return Split(context=self.cp, sequence=self.sequence).owners(0, self.tokens, LEAF)
 
     @property
     def shape(self) -> Shape:

@@ -18,10 +18,10 @@ from tools.binding.settings import Settings
 from tracekit.contract import Binding, Role
 from tracekit.contract.judge import bind_runs
 from tracekit.model import DType
-from tracekit.parallel.ownership import Layout
+from tracekit.providers.split import Sequence
 
 BASE = Job(tokens=416, prompt=408, chunk=200, layers=1, q_heads=8, kv_heads=2, head_dim=64, tp=1, cp=1)
-RANKS = replace(BASE, cp=2, layout=Layout.ZIGZAG)
+RANKS = replace(BASE, cp=2, sequence=Sequence.ZIGZAG)
 
 
 @dataclass(frozen=True)

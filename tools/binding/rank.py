@@ -51,7 +51,7 @@ class Shard:
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """The tokens of this rank."""
-        return self.job.ownership.blocks[self.world.cp_rank]
+        return self.job.owners[self.world.cp_rank].ranges
 
     @property
     def tokens(self) -> Array:
@@ -103,11 +103,11 @@ def train(shard: Shard) -> None:
         keys, values = (shard.part(layer, name, np.arange(job.tokens)) for name in ("k", "v"))
         held = [Held(start, keys[start:stop], values[start:stop]) for start, stop in shard.blocks]
         queries = shard.queries(layer, shard.tokens, 0, job.tokens)
-        ran = attend(world, job.ownership, queries, held, job.shape, merge=merging(job.settings))
+        ran = attend(world, job.owners, queries, held, job.shape, merge=merging(job.settings))
         shard.keep(layer, queries, ran)
         shard.hold(layer, held)
         d_out = shard.part(layer, "d_out", shard.tokens)
-        grads = backward(world, job.ownership, queries, d_out, ran.rows, held, job.shape)
+        grads = backward(world, job.owners, queries, d_out, ran.rows(), held, job.shape)
         none = np.zeros((0, *keys.shape[1:]), np.uint32)
         shard.tensors[layer, "d_out"], shard.tensors[layer, "d_q"] = d_out, grads.d_q
         shard.tensors[layer, "d_keys"] = np.concatenate([none, *(part.keys for part in grads.held)])
@@ -133,7 +133,7 @@ def roll_out(shard: Shard) -> None:
             held = pages[layer].read(stop, swapped=job.settings.pages == "swapped")
             queries = shard.queries(layer, positions, start, stop)
             ran = attend(
-                world, job.ownership, queries, held, job.shape, everywhere=True, merge=merging(job.settings)
+                world, job.owners, queries, held, job.shape, everywhere=True, merge=merging(job.settings)
             )
             shard.keep(layer, queries, ran, mine)
             if stop == job.tokens:

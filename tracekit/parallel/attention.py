@@ -4,15 +4,17 @@ Queries go to all owners, partial states `(acc, l, M)` in FP32 come back, and th
 leaves, whichever arrived first: the bits are those of one process that holds everything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tracekit.canonical.owners import Owner, check_owners
 from tracekit.model import Array, DType
-from tracekit.parallel.ownership import Ownership, Range
 from tracekit.parallel.world import World
 from tracekit.providers import tka1
+
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +66,16 @@ class Executed:
     Args:
         merged: owner -> the token ranges of the leaves whose nodes this rank merged, ascending.
         outputs: the answer.
-        rows: the merged rows before S10, for the backward.
+        parts: the nodes of all owners, of the rows of this rank.
     """
 
     merged: dict[int, tuple[Range, ...]]
     outputs: tka1.Outputs
-    rows: tka1.Partials
+    parts: dict[tka1.Run, tka1.Partials]
+
+    def rows(self) -> tka1.Partials:
+        """Return the merged rows before S10, for the backward."""
+        return tka1.merge_rows(self.parts)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,9 @@ def launch(queries: Queries, held: Held, shape: Shape) -> tka1.Inputs:
     return tka1.Inputs(queries.q, request, (family,), None, shape.scale_bits, shape.dtype)
 
 
+NODE = (("acc", (3, np.uint32)), ("l", (2, np.uint32)), ("m", (2, np.int32)))
+"""The arrays of a partial state, their axes and dtypes (docs/tka1.md, S14)."""
+
 Merge = Callable[[dict[tka1.Run, tka1.Partials], DType], tka1.Outputs]
 """How the nodes of all owners become an answer."""
 
@@ -106,7 +115,7 @@ def merged_by_tree(parts: dict[tka1.Run, tka1.Partials], dtype: DType) -> tka1.O
 
 def attend(
     world: World,
-    ownership: Ownership,
+    owners: Sequence[Owner],
     queries: Queries,
     held: list[Held],
     shape: Shape,
@@ -118,7 +127,7 @@ def attend(
 
     Args:
         world: this process's place.
-        ownership: who owns which keys.
+        owners: by rank, who owns which keys.
         queries: the rows of this rank; the same on every rank with `everywhere`.
         held: the blocks that this rank holds so far, in the order of their tokens.
         shape: what all ranks know.
@@ -127,21 +136,36 @@ def attend(
 
     Returns:
         The answer of `queries`, and what ran for it.
+
+    Raises:
+        InvalidCall: `C-OWN-...` for owners that part inside of a leaf, or do not hold each key once.
     """
+    runs = runs_of(owners)
     counts = [len(queries.q)] if everywhere else [len(q) for q in world.all_gather(queries.positions)]
     everyone = queries if everywhere else _everyone(world, queries)
     first = 0 if everywhere else sum(counts[: world.cp_rank])
     mine = slice(first, first + len(queries.q))
-    received = _exchange(world, [_node(run, everyone, held, shape) for run in ownership.runs(world.cp_rank)])
+    nodes = [_node(run, everyone, held, shape) for run in runs[world.cp_rank]]
+    received = [world.all_gather_lists([getattr(node, name) for node in nodes], *kind) for name, kind in NODE]
     reached = world.all_gather(np.array([block.range for block in held], np.int64).reshape(-1, 2))
     parts: dict[tka1.Run, tka1.Partials] = {}
     merged = {}
-    for owner, nodes in enumerate(received):
-        runs = ownership.runs(owner)
-        for run, node in zip(runs, nodes, strict=True):
-            parts[run] = tka1.Partials(node.acc[mine], node.l[mine], node.m[mine])
-        merged[owner] = leaves(runs, [(int(start), int(stop)) for start, stop in reached[owner]])
-    return Executed(merged, merge(parts, shape.dtype), tka1.merge_rows(parts))
+    for owner, sent in enumerate(zip(*received, strict=True)):
+        for run, *node in zip(runs[owner], *sent, strict=True):
+            parts[run] = tka1.Partials(*(part[mine] for part in node))
+        merged[owner] = leaves(runs[owner], [(int(start), int(stop)) for start, stop in reached[owner]])
+    return Executed(merged, merge(parts, shape.dtype), parts)
+
+
+def runs_of(owners: Sequence[Owner]) -> list[list[tka1.Run]]:
+    """Return, owner by owner, the fewest aligned runs of leaves that hold what it owns.
+
+    Raises:
+        InvalidCall: `C-OWN-...`, as `check_owners`.
+    """
+    end = max((high for owner in owners for _, high in owner.ranges), default=0)
+    check_owners(owners, 0, end, tka1.LEAF)
+    return [tka1.fewest_runs(0, owner.leaves(tka1.LEAF)) for owner in owners]
 
 
 def leaves(runs: list[tka1.Run], reached: list[Range]) -> tuple[Range, ...]:
@@ -166,23 +190,3 @@ def _node(run: tka1.Run, queries: Queries, held: list[Held], shape: Shape) -> tk
     if block is None:
         block = Held(low, held[0].keys[:0], held[0].values[:0])
     return tka1.partials(launch(queries, block, shape), run=run)
-
-
-def _exchange(world: World, nodes: list[tka1.Partials]) -> list[list[tka1.Partials]]:
-    """Send the nodes of this rank to all, and return everybody's, owner by owner."""
-    everybody: list[list[tka1.Partials]] = [[] for _ in range(world.effective_cp_size)]
-    counts = world.all_gather(np.array([len(nodes)], np.int64))
-    for n in range(max(int(count[0]) for count in counts)):
-        some = nodes[n] if n < len(nodes) else None
-        shape = world.all_gather(np.array([(0, 0, 0) if some is None else some.acc.shape], np.int64))
-        rows, heads, width = (int(x) for x in max(tuple(s[0]) for s in shape))
-        sent = some or tka1.Partials(
-            np.zeros((rows, heads, width), np.uint32),
-            np.zeros((rows, heads), np.uint32),
-            np.zeros((rows, heads), np.int32),
-        )
-        acc, l, m = (world.all_gather(x) for x in (sent.acc, sent.l, sent.m))  # noqa: E741
-        for owner, count in enumerate(counts):
-            if n < int(count[0]):
-                everybody[owner].append(tka1.Partials(acc[owner], l[owner], m[owner]))
-    return everybody

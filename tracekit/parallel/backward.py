@@ -4,14 +4,14 @@ Whoever owns keys gets all queries, their dO and their merged rows before S10. I
 and dV of its keys, and of dQ the nodes of its own leaves, which go back and merge like the partials did.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tracekit.canonical.owners import Owner
 from tracekit.model import Array
-from tracekit.parallel.attention import Held, Queries, Shape, launch
-from tracekit.parallel.ownership import Ownership
+from tracekit.parallel.attention import Held, Queries, Shape, launch, runs_of
 from tracekit.parallel.world import World
 from tracekit.providers import tka1
 
@@ -39,7 +39,7 @@ class Gradients:
 
 def backward(
     world: World,
-    ownership: Ownership,
+    owners: Sequence[Owner],
     queries: Queries,
     d_out: Array,
     rows: tka1.Partials,
@@ -50,10 +50,10 @@ def backward(
 
     Args:
         world: this process's place.
-        ownership: who owns which keys.
+        owners: by rank, who owns which keys.
         queries: the rows of this rank.
         d_out: bits `[T, H, Dv]` of their dO, in the dtype of the launch.
-        rows: their merged rows before S10, as `Executed.rows`.
+        rows: their merged rows before S10, as `Executed.rows()`.
         held: the blocks of this rank.
         shape: what all ranks know.
     """
@@ -66,15 +66,21 @@ def backward(
     )
     first = sum(len(p) for p in world.all_gather(queries.positions)[: world.cp_rank])
     mine = slice(first, first + len(queries.q))
-    sums: list[tuple[int, Array]] = []
+    runs, sums = runs_of(owners), list[Array]()
     found = [HeldGradients(*(np.zeros(x.shape, np.uint32) for x in (h.keys, h.values))) for h in held]
-    for run in ownership.runs(world.cp_rank):
+    for run in runs[world.cp_rank]:
         number, low, high = _place(held, run)
         part = Held(held[number].start + low, held[number].keys[low:high], held[number].values[low:high])
         d_q, d_keys, d_values = everyone.of(part, shape)
-        sums.append((run.key, d_q))
+        sums.append(d_q)
         found[number].keys[low:high], found[number].values[low:high] = d_keys, d_values
-    merged = tka1.merge_sums(sorted(_exchange(world, sums, mine), key=lambda part: part[0]))
+    sent = world.all_gather_lists(sums, 3, np.uint32)
+    keyed = [
+        (run.key, part[mine])
+        for theirs, parts in zip(runs, sent, strict=True)
+        for run, part in zip(theirs, parts, strict=True)
+    ]
+    merged = tka1.merge_sums(sorted(keyed, key=lambda part: part[0]))
     return Gradients(merged, found)
 
 
@@ -112,17 +118,3 @@ def _place(held: Sequence[Held], run: tka1.Run) -> tuple[int, int, int]:
 
 def _all(world: World, array: Array) -> Array:
     return np.concatenate(world.all_gather(array))
-
-
-def _exchange(world: World, sums: list[tuple[int, Array]], mine: slice) -> Iterator[tuple[int, Array]]:
-    """Send the nodes of dQ to all, and yield everybody's of the rows of this rank."""
-    keys = world.all_gather(np.array([key for key, _ in sums], np.int64))
-    shape = max(tuple(s[0]) for s in world.all_gather(_shape(sums)))
-    stacked = np.stack([part for _, part in sums]) if sums else np.zeros((0, *shape), np.uint32)
-    for theirs, parts in zip(keys, world.all_gather(stacked), strict=True):
-        for key, part in zip(theirs, parts, strict=True):
-            yield int(key), part[mine]
-
-
-def _shape(sums: list[tuple[int, Array]]) -> Array:
-    return np.array([sums[0][1].shape if sums else (0, 0, 0)], np.int64)

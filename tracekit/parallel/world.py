@@ -1,9 +1,11 @@
 """The processes that share one attention, and what they say to each other: arrays, over torch.distributed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -76,3 +78,16 @@ class World:
         dist.all_gather(received, sent, group=self.group)
         whole = [part.numpy().view(array.dtype).reshape(padded.shape) for part in received]
         return [part[: int(count)] for part, count in zip(whole, counts, strict=True)]
+
+    def all_gather_lists(self, arrays: Sequence[Array], axes: int, dtype: npt.DTypeLike) -> list[list[Array]]:
+        """Return the arrays of all context-parallel ranks; a rank may have none.
+
+        Args:
+            arrays: of one shape, which is that of all ranks.
+            axes: how many axes it has.
+            dtype: of the arrays.
+        """
+        mine = np.array([arrays[0].shape if arrays else (0,) * axes], np.int64)
+        shape = max(tuple(int(size) for size in one[0]) for one in self.all_gather(mine))
+        stacked = np.stack(arrays) if arrays else np.zeros((0, *shape), dtype)
+        return [list(part) for part in self.all_gather(stacked)]
