@@ -1,12 +1,14 @@
 """Launches before a launch run first, and a mode is really left on, and put back."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from tracekit.errors import Unsupported
 from tracekit.providers.base import Execution, Launch
 from tracekit.providers.mode import FloatMode
-from tracekit.providers.perform import left_in, perform
+from tracekit.providers.perform import perform
 from tracekit.providers.portable import Tka1, Tka1Numpy
 from tracekit.testing import dense_call
 
@@ -14,18 +16,37 @@ SMALL = np.full(64, 2**-140, np.float32)
 ONE, LITTLE = np.float32(1), np.float32(-(2**-30))
 
 
-def test_a_mode_is_left_on_and_put_back():
-    with left_in(FloatMode.FLUSHED):
-        flushed = SMALL * ONE
-    with left_in(FloatMode.TOWARD_ZERO):
-        down = ONE + LITTLE
-    assert not flushed.any()
-    assert down < 1
-    assert (SMALL * ONE).all()
-    assert ONE + LITTLE == 1
+class Mode(Tka1):
+    """Tells the mode of the thread that runs it, and of a thread which that one starts."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def run(self, launch):
+        self._see()
+        started = threading.Thread(target=self._see)
+        started.start()
+        started.join()
+        return super().run(launch)
+
+    def _see(self):
+        self.seen.append((not (SMALL * ONE).any(), bool(ONE + LITTLE < 1)))
 
 
-def test_a_mode_is_put_back_behind_a_kernel_that_refuses():
+@pytest.mark.parametrize(
+    ("mode", "seen"),
+    [(None, (False, False)), (FloatMode.FLUSHED, (True, False)), (FloatMode.TOWARD_ZERO, (False, True))],
+)
+def test_a_mode_is_left_on_in_all_threads_of_a_launch_and_in_no_other(mode, seen):
+    kernel = Mode()
+    perform(kernel, Launch((dense_call(),), Execution(mode=mode)))
+    assert kernel.seen == [seen, seen]
+    kernel._see()
+    assert kernel.seen[-1] == (False, False)
+
+
+def test_a_kernel_that_refuses_in_a_mode_is_heard():
     launch = Launch((dense_call(),), Execution(mode=FloatMode.FLUSHED))
     with pytest.raises(Unsupported, match="flush"):
         perform(Tka1Numpy(), launch)

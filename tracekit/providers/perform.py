@@ -2,8 +2,8 @@
 
 import ctypes
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from tracekit.errors import Unsupported
 from tracekit.providers.base import Answer, Launch, Provider
@@ -22,8 +22,15 @@ def perform(provider: Provider, launch: Launch) -> Answer:
     """
     for earlier in launch.before:
         perform(provider, earlier)
-    with left_in(launch.execution.mode):
-        return provider.run(launch) if launch.execution.graph is None else replayed(provider, launch)
+    run = provider.run if launch.execution.graph is None else partial(replayed, provider)
+    if launch.execution.mode is None:
+        return run(launch)
+    # In a thread of its own, for threads begin in the mode of the one that starts them: those of OpenMP, too,
+    # which belong to the thread that asked for them. Set in a thread that has its team already, a mode
+    # reaches the caller alone, and which rows the caller takes is a race.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(left_in, launch.execution.mode).result()
+        return thread.submit(run, launch).result()
 
 
 # The word of a saved C environment (fenv_t) that arithmetic follows: its place, and the bits of each mode.
@@ -33,20 +40,16 @@ _WORDS = {
 }
 
 
-@contextmanager
-def left_in(mode: FloatMode | None) -> Iterator[None]:
-    """Change the mode of this thread, as a library that forgot to put it back, and put it back at the end."""
-    if mode is None:
-        yield
-        return
+def left_in(mode: FloatMode) -> None:
+    """Change the mode of this thread, as a library that forgot to put it back.
+
+    Raises:
+        Unsupported: `P-MODE` where the mode of this processor cannot be set.
+    """
     if platform.machine() not in _WORDS:
         raise Unsupported(f"the mode of a {platform.machine()} cannot be set here.", rule="P-MODE")
-    at, bits = _WORDS[platform.machine()]
+    at, words = _WORDS[platform.machine()]
     library, saved = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     library.fegetenv(saved)
-    word = int.from_bytes(saved.raw[at : at + 4], "little") | bits[mode]
+    word = int.from_bytes(saved.raw[at : at + 4], "little") | words[mode]
     library.fesetenv(saved.raw[:at] + word.to_bytes(4, "little") + saved.raw[at + 4 :])
-    try:
-        yield
-    finally:
-        library.fesetenv(saved)
