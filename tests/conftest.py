@@ -93,3 +93,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if os.environ.get("CI") and _whole(config):
         for line in _unexpected():
             terminalreporter.write_line(f"tests/not_run.txt: {line}", red=True)
+
+
+@pytest.fixture
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU, for this process and its children, whatever this one has."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")

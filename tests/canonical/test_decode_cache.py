@@ -58,6 +58,8 @@ def table(*rows: list[int]) -> Any:
 
 
 SOUND = cache()
+assert SOUND.prefixes[0] is not None
+SHARED = SOUND.prefixes[0]
 A, B, C, D = (int(page) for page in (*SOUND.block_table[0, :3], SOUND.block_table[1, 2]))
 
 FREE = sorted({*range(7)} - {A, B, C, D})[:2]
@@ -100,8 +102,8 @@ def _other_row() -> dict[str, Any]:
         ("C-DECODE-ROPE", _moved(key_positions=((1, 3), 2))),
         ("C-DECODE-ROPE", {"q_rope": RopeState.PRE_ROPE}),
         ("C-DECODE-PREFIX", _other_row()),
-        ("C-DECODE-PREFIX", {"prefixes": (replace(SOUND.prefixes[0], length=12),) * 2}),  # type: ignore[type-var]
-        ("C-DECODE-PREFIX", {"prefixes": (replace(SOUND.prefixes[0], fingerprint="0" * 64),) * 2}),  # type: ignore[type-var]
+        ("C-DECODE-PREFIX", {"prefixes": (replace(SHARED, length=12),) * 2}),
+        ("C-DECODE-PREFIX", {"prefixes": (replace(SHARED, fingerprint="0" * 64),) * 2}),
     ],
 )
 def test_what_is_refused(rule: str, changes: dict[str, Any]) -> None:

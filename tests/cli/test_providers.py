@@ -25,9 +25,7 @@ def test_the_table_is_for_people(tracekit_cli):
     assert "untested on hardware" in done.out
 
 
-def test_a_claim_on_a_kernel_that_cannot_run_here_is_not_run(tracekit_cli, prefill_tka1):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+def test_a_claim_on_a_kernel_that_cannot_run_here_is_not_run(no_device, tracekit_cli, prefill_tka1):
     done = tracekit_cli("replay", prefill_tka1, "--provider", "tka1-cuda", "--claim", "recorded", "--json")
     assert done.code == 4, done.err
     (verdict,) = json.loads(done.out)["verdicts"]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,16 +76,16 @@ def _module(pair: Pair, **changes: Stage | None) -> None:
     pair.change(stages=stages)
 
 
-def _change(**changes: object) -> Callable[[Pair], None]:
-    return lambda pair: pair.change(**changes)  # type: ignore[arg-type]
+def _change(**changes: Any) -> Callable[[Pair], None]:
+    return lambda pair: pair.change(**changes)
 
 
-def _core(**changes: object) -> Callable[[Pair], None]:
-    return lambda pair: pair.change(core=replace(CORE, **changes))  # type: ignore[arg-type]
+def _core(**changes: Any) -> Callable[[Pair], None]:
+    return lambda pair: pair.change(core=replace(CORE, **changes))
 
 
-def _reduction(**changes: object) -> Callable[[Pair], None]:
-    return lambda pair: pair.change(reduction=replace(TKA1_REDUCTION, **changes))  # type: ignore[arg-type]
+def _reduction(**changes: Any) -> Callable[[Pair], None]:
+    return lambda pair: pair.change(reduction=replace(TKA1_REDUCTION, **changes))
 
 
 def _knob(state: State) -> Callable[[Pair], None]:
@@ -92,9 +93,9 @@ def _knob(state: State) -> Callable[[Pair], None]:
     return lambda pair: pair.change(knobs={"rollout.context_parallel_size": knob})
 
 
-def _plans(**changes: object) -> Callable[[Pair], None]:
+def _plans(**changes: Any) -> Callable[[Pair], None]:
     def broken(pair: Pair) -> None:
-        pair.rollout_plan_set = plan_set(**changes)  # type: ignore[arg-type]
+        pair.rollout_plan_set = plan_set(**changes)
 
     return broken
 

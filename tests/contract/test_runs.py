@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,9 +226,9 @@ def test_nothing_that_a_run_stored_is_believed(pair: Path, damage: str) -> None:
     ],
 )
 def test_a_folder_that_is_no_run(
-    pair: Path, rule: str, hurt: object, capsys: pytest.CaptureFixture[str]
+    pair: Path, rule: str, hurt: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hurt(pair)  # type: ignore[operator]
+    hurt(pair)
 
     assert run(["bind", str(pair / "training"), str(pair / "rollout"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["rule"] == rule

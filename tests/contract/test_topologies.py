@@ -1,7 +1,10 @@
 """The two policies of topology, and plans of owners with several blocks."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -84,9 +87,9 @@ def test_where_cuts_may_differ_other_splits_are_still_refused() -> None:
         ("ascending", {"blocks": ((5, 5),)}),
     ],
 )
-def test_a_sharding_that_is_none(rule: str, changes: dict[str, object]) -> None:
+def test_a_sharding_that_is_none(rule: str, changes: dict[str, Any]) -> None:
     with pytest.raises(BindingInvalid, match=rule) as refused:
-        replace(sharding(0, 0, CONTIGUOUS), **changes)  # type: ignore[arg-type]
+        replace(sharding(0, 0, CONTIGUOUS), **changes)
 
     assert refused.value.rule == "B-TOPOLOGY"
 
@@ -116,11 +119,13 @@ def test_an_empty_rank_is_a_rank() -> None:
         ("ranks disagree", lambda entries: (_owner(entries[0], ((0, 128),)), *entries[1:])),
     ],
 )
-def test_a_plan_set_that_is_none(words: str, change: object) -> None:
+def test_a_plan_set_that_is_none(
+    words: str, change: Callable[[tuple[PlanEntry, ...]], tuple[PlanEntry, ...]]
+) -> None:
     sound = plan_set()
 
     with pytest.raises(BindingInvalid, match=words) as refused:
-        SplitKVRuntimePlanSet(1, 2, 2, (LENGTH,), tuple(change(sound.entries)))  # type: ignore[operator]
+        SplitKVRuntimePlanSet(1, 2, 2, (LENGTH,), change(sound.entries))
 
     assert refused.value.rule == "B-PLAN-SET"
 
@@ -164,9 +169,9 @@ def _owner(entry: PlanEntry, ranges: tuple[Range, ...]) -> PlanEntry:
         ("nobody observed", lambda: execution((), actual_mode=None)),
     ],
 )
-def test_splits_that_are_none(words: str, make: object) -> None:
+def test_splits_that_are_none(words: str, make: Callable[[], object]) -> None:
     with pytest.raises(BindingInvalid, match=words):
-        make()  # type: ignore[operator]
+        make()
 
 
 def test_the_last_split_of_a_sequence_may_be_short() -> None:
@@ -174,10 +179,10 @@ def test_the_last_split_of_a_sequence_may_be_short() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.randoms())
-def test_ranges_tile_what_they_were_cut_from_and_nothing_else(sizes: list[int], random: object) -> None:
+def test_ranges_tile_what_they_were_cut_from_and_nothing_else(sizes: list[int], random: Random) -> None:
     edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
     ranges = list(pairwise(edges))
-    random.shuffle(ranges)  # type: ignore[attr-defined]
+    random.shuffle(ranges)
 
     assert tiles(ranges, edges[-1])
     assert not tiles(ranges, edges[-1] + 1)

@@ -1,12 +1,13 @@
 """Random histories against a second model of the rules (naive.py), and refusals that move nothing."""
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import event as tally
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.gate.naive import Naive
+from tests.gate.searching import searching
 from tracekit.errors import GateRefused
 from tracekit.gate import CODES, Ledger, transition
 from tracekit.gate.state import canonical
@@ -281,14 +282,5 @@ TestHistories = Histories.TestCase
 def test_a_rule_that_is_left_out_is_noticed(monkeypatch, rule):
     """The second model is worth something: without the rule the two do not agree."""
     monkeypatch.setattr(f"tracekit.gate.{rule}", lambda *_: None)
-    searching = settings(
-        max_examples=200,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        print_blob=False,
-    )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Histories, settings=searching)
+        run_state_machine_as_test(Histories, settings=searching(200, 40))

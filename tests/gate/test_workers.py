@@ -9,7 +9,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from tests.gate.engine import KEYS, LENGTH, Engine, KernelProcess
 from tests.gate.naive import Naive
+from tests.gate.searching import searching
 from tests.gate.test_failures import FAULTS, same
 from tracekit.errors import GateRefused, ProviderFailed
 from tracekit.gate import RequestGate
@@ -205,18 +206,8 @@ def test_random_histories_of_workers_that_die(kernel):
 def test_a_gate_that_does_not_wait_for_the_answer_is_noticed(kernel, monkeypatch, step):
     monkeypatch.setattr(f"tracekit.gate.gate.{step}", lambda *_: None)
     Workers.kernel, Workers.seen = kernel, Counter()
-    searching = settings(
-        max_examples=60,
-        stateful_step_count=20,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        print_blob=False,
-        **UNHURRIED,
-    )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Workers, settings=searching)
+        run_state_machine_as_test(Workers, settings=searching(60, 20, **UNHURRIED))
 
 
 def test_a_flag_that_is_false_after_a_graph_replay_commits_nothing(kernel):

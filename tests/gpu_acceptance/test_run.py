@@ -37,9 +37,7 @@ def command(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_device_it_ends_with_4_and_one_sentence(tmp_path: Path):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+def test_without_a_device_it_ends_with_4_and_one_sentence(no_device: None, tmp_path: Path):
     done = command("-o", str(tmp_path / "e.json"))
     assert done.returncode == 4
     assert done.stdout == ""

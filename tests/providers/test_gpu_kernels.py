@@ -38,9 +38,7 @@ def test_an_argument_that_is_gone_shows():
 
 
 @pytest.mark.parametrize("name", registry.UNTESTED)
-def test_without_a_gpu_each_is_unavailable(name):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+def test_without_a_gpu_each_is_unavailable(no_device, name):
     with pytest.raises(Unavailable) as caught:
         registry.create(name)
     assert caught.value.rule == "P-DEVICE"

@@ -439,9 +439,7 @@ def test_the_driver_of_torchs_rocm_wheel_is_found_first(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["tka1-cuda", "tka1-hip"])
-def test_without_a_device_the_provider_is_unavailable(name: str):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+def test_without_a_device_the_provider_is_unavailable(no_device: None, name: str):
     with pytest.raises(Unavailable, match="sees no") as caught:
         create(name)
     assert caught.value.rule == "P-DEVICE"

@@ -15,7 +15,7 @@ import tracekit
 from tools.gpu_acceptance.evidence import ROOT
 from tools.gpu_acceptance.run import GPU_KERNELS, Run
 from tracekit.errors import Unavailable
-from tracekit.model import AttentionCall, DType, Origin, Output, Provenance, Recording
+from tracekit.model import AttentionCall, DType, Recording
 from tracekit.providers.base import Execution, Launch, Provider
 from tracekit.providers.graphs.base import Capturable
 from tracekit.providers.graphs.kind import GraphKind
@@ -24,7 +24,7 @@ from tracekit.providers.placement import Fill
 from tracekit.providers.registry import create
 from tracekit.providers.tka1 import Inputs, Outputs, Partials, native, selftest
 from tracekit.store import write_trace
-from tracekit.testing import dense_call, sparse_call
+from tracekit.testing import dense_call, record, sparse_call
 from tracekit.testing.build import complete
 
 PROCESSES = 3
@@ -242,7 +242,11 @@ def new_goldens(run: Run) -> None:
         except Unavailable:
             continue
         with run.failures("goldens", name, name):
-            calls = [_answered(call, provider) for call in fixed_calls() if provider.refuses(call) is None]
+            calls = [
+                record(call, provider, "tools.gpu_acceptance")
+                for call in fixed_calls()
+                if provider.refuses(call) is None
+            ]
             path = run.folder / f"device.{name}.h5"
             summary = write_trace(path, Recording(ledger=complete(calls)), calls)
             room -= path.stat().st_size
@@ -267,17 +271,6 @@ def fixed_calls() -> list[AttentionCall]:
     shapes.append(dense_call(lengths=(60,), new=(20,), head_dim=64, window=32, sink=True, seed=3))
     shapes.append(sparse_call(lengths=(40,), new=(1,), heads=64, head_dim=512, seed=4))
     return [replace(call, step=step) for step, call in enumerate(shapes)]
-
-
-def _answered(call: AttentionCall, provider: Provider) -> AttentionCall:
-    answer = provider.run(Launch((call,)))
-    (tensors,) = answer.tensors
-    return replace(
-        call,
-        out=Output(tensors.out, Origin.EXECUTED),
-        lse=None if tensors.lse is None else Output(tensors.lse, Origin.EXECUTED),
-        provenance=Provenance("tools.gpu_acceptance", provider.id, answer.executed),
-    )
 
 
 if __name__ == "__main__":

@@ -146,31 +146,24 @@ def _plans_fit(
     owned = {readback.sharding.cp_rank: readback.sharding.blocks for readback in readbacks}
     length = readbacks[0].sharding.global_sequence_length
     for entry in plans.entries:
-        at = entry.coordinate
-        if plans.total_kv_tokens[at.batch_index] != length or at.owner_cp_rank not in owned:
-            continue
-        if entry.expected_kv_ranges != owned[at.owner_cp_rank]:
+        owner, total = entry.coordinate.owner_cp_rank, plans.total_kv_tokens[entry.coordinate.batch_index]
+        if total == length and entry.expected_kv_ranges != owned.get(owner, entry.expected_kv_ranges):
             yield Issue(
                 "SPLIT_KV_MISMATCH",
                 field,
-                f"owner {at.owner_cp_rank} of the {side} side held other keys than the plan of {at} says.",
+                f"owner {owner} of the {side} side held other keys than the plan of {entry.coordinate} says.",
             )
-            return
+            break
+    told = {readback.sharding.rank: readback.reduction for readback in readbacks}
     for entry in plans.entries:
-        mine = next(
-            (r for r in readbacks if r.sharding.rank == (entry.coordinate.tp_rank, entry.coordinate.cp_rank)),
-            None,
-        )
-        ran = entry.execution
-        if mine is not None and (ran.merge_order, ran.acc_dtype, ran.downcast_at) != (
-            mine.reduction.order, mine.reduction.accumulate, mine.reduction.downcast
-        ):  # fmt: skip
+        at, ran = entry.coordinate, entry.execution
+        spec = told.get((at.tp_rank, at.cp_rank))
+        merged = ran.merge_order, ran.acc_dtype, ran.downcast_at
+        if spec is not None and merged != (spec.order, spec.accumulate, spec.downcast):
             yield Issue(
-                "SPLIT_KV_MISMATCH",
-                field,
-                f"a rank of the {side} side states two reductions, first {entry.coordinate}.",
+                "SPLIT_KV_MISMATCH", field, f"a rank of the {side} side states two reductions, first {at}."
             )
-            return
+            break
 
 
 def _recorded_differences(rollout: Side, training: Side) -> dict[str, dict[str, Any]]:

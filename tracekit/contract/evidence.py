@@ -27,17 +27,20 @@ class TraceLike(Protocol):
         ...
 
 
-def derived_identity(trace: TraceLike) -> dict[str, Any]:
+def derived_identity(recording: Recording, call: AttentionCall) -> dict[str, Any]:
     """Return the fields of the identity that a trace proves: tokens, positions, lengths and heads.
 
     Rows that were recorded are the active ones; requests are taken in the order of their keys.
+
+    Args:
+        recording: of the trace.
+        call: one of its calls, for what all of them share.
     """
-    call = next(iter(trace))
-    requests = sorted(trace.recording.requests, key=lambda request: request.key)
+    requests = sorted(recording.requests, key=lambda request: request.key)
     tokens = [request.token_ids.tolist() for request in requests]
     positions = [list(range(len(row))) for row in tokens]
     return {
-        "model_version": trace.recording.identity.model_version,
+        "model_version": recording.identity.model_version,
         "token_ids_fingerprint": fingerprint(tokens),
         "active_mask_fingerprint": fingerprint([[True] * len(row) for row in tokens]),
         "position_ids_fingerprint": fingerprint(positions),
@@ -66,7 +69,8 @@ def check_evidence(
         told: rank name -> tensor -> digest that the rank told.
         trace: what was recorded.
     """
-    proven = derived_identity(trace)
+    calls = list(trace)
+    proven = derived_identity(trace.recording, calls[0])
     for name in FIELDS:
         if name in proven and name in stated and not same(stated[name], proven[name]):
             yield Issue(
@@ -75,7 +79,6 @@ def check_evidence(
                 f"the {side} side states {name} {stated[name]}, and its trace holds {proven[name]}.",
                 **{side: stated[name]},
             )
-    calls = list(trace)
     yield from _kernels(side, readbacks, calls)
     for readback in readbacks:
         name = rank_name(*readback.sharding.rank)

@@ -5,15 +5,6 @@ from collections.abc import Iterator, Mapping
 from tracekit.contract.codes import Issue
 from tracekit.model import ReductionSpec
 
-MANDATE: Mapping[str, frozenset[str]] = {
-    "accumulate": frozenset({"float32"}),
-    "order": frozenset({"global_block_index"}),
-    "downcast": frozenset({"final_write"}),
-    "sink": frozenset({"after_merge", "first_partial"}),
-}
-"""What a binding takes of each side: partials merge by their LSE, in FP32, by global block, with one downcast
-at the final write and the sink once. Tree, leaf and partial are free, but the same on both sides."""
-
 
 def check_reduction(
     rollout: Mapping[str, ReductionSpec], training: Mapping[str, ReductionSpec]
@@ -21,15 +12,13 @@ def check_reduction(
     """Yield the issues of the reductions that the ranks of two sides ran, by rank name."""
     for side, ranks in (("rollout", rollout), ("training", training)):
         for name, spec in ranks.items():
-            stated = spec.to_dict()
-            for field, allowed in MANDATE.items():
-                if stated[field] not in allowed:
-                    yield Issue(
-                        "REDUCTION_MANDATE_VIOLATION",
-                        f"{side}.{name}.reduction.{field}",
-                        f"{field} {stated[field]} ran; a binding takes {' or '.join(sorted(allowed))} only.",
-                        **{side: stated[field]},
-                    )
+            for field, how in spec.violations().items():
+                yield Issue(
+                    "REDUCTION_MANDATE_VIOLATION",
+                    f"{side}.{name}.reduction.{field}",
+                    f"{how}; a binding takes FP32, global block order, one downcast and the sink once only.",
+                    **{side: str(getattr(spec, field))},
+                )
     if not rollout or not training:
         return
     for field in next(iter(rollout.values())).to_dict():

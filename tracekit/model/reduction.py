@@ -87,19 +87,26 @@ class ReductionSpec:
         if self.leaf < 1:
             raise InvalidCall(f"a block holds at least one row, not {self.leaf}.", rule="M-REDUCTION")
 
-    def unsupported(self) -> str | None:
-        """Return why nothing strict may be built on this reduction, in one clause, or None.
+    def violations(self) -> dict[str, str]:
+        """Return the fields that are outside the mandate, by name, each with one clause that says how.
 
         The mandate: FP32 accumulation, blocks in the order of their global index, one downcast at the final
         write, the sink once.
         """
-        checks = (
-            (self.order is MergeOrder.GLOBAL_BLOCK_INDEX, f"partials merge in order of {self.order}"),
-            (self.accumulate is DType.FLOAT32, f"partials accumulate in {self.accumulate}"),
-            (self.downcast is Downcast.FINAL_WRITE, f"the downcast is {self.downcast}"),
-            (self.sink is not SinkPlace.EVERY_PARTIAL, "every partial counts the sink"),
-        )
-        return next((what for fine, what in checks if not fine), None)
+        checks = {
+            "order": (
+                self.order is MergeOrder.GLOBAL_BLOCK_INDEX,
+                f"partials merge in order of {self.order}",
+            ),
+            "accumulate": (self.accumulate is DType.FLOAT32, f"partials accumulate in {self.accumulate}"),
+            "downcast": (self.downcast is Downcast.FINAL_WRITE, f"the downcast is {self.downcast}"),
+            "sink": (self.sink is not SinkPlace.EVERY_PARTIAL, "every partial counts the sink"),
+        }
+        return {field: what for field, (fine, what) in checks.items() if not fine}
+
+    def unsupported(self) -> str | None:
+        """Return why nothing strict may be built on this reduction, in one clause, or None."""
+        return next(iter(self.violations().values()), None)
 
     def differences(self, other: "ReductionSpec") -> dict[str, tuple[Any, Any]]:
         """Return the fields in which two reductions differ, by name; any of them is a reduction mismatch."""

@@ -8,11 +8,11 @@ no documented convention there and are refused. Not run on hardware yet.
 
 from tracekit.model import AttentionCall
 from tracekit.providers.base import Tensors
-from tracekit.providers.gpu_batch import answer, packed, window_of
+from tracekit.providers.gpu_batch import PACKED, answer, packed, window_of
 from tracekit.providers.gpu_kernel import GpuKernel, load
 
 ARGUMENTS = (
-    *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+    *PACKED,
     *("softmax_scale", "causal", "window_size", "return_lse"),
 )
 
@@ -29,15 +29,8 @@ class Aiter(GpuKernel):
         self._function = load(type(self), "aiter.ops.mha:flash_attn_varlen_func", ARGUMENTS)
 
     def _run(self, call: AttentionCall) -> Tensors:
-        batch = packed(call, self.device)
         out, lse, *_ = self._function(
-            batch.q,
-            batch.k,
-            batch.v,
-            batch.starts_q,
-            batch.starts_k,
-            batch.longest_q,
-            batch.longest_k,
+            *packed(call, self.device).arguments,
             softmax_scale=call.conventions.scale,
             causal=True,
             window_size=(*window_of(call), 0),

@@ -39,6 +39,15 @@ class Packed:
     longest_q: int
     longest_k: int
 
+    @property
+    def arguments(self) -> tuple[torch.Tensor | int, ...]:
+        """The first arguments of every kernel over packed rows of varying length, as `PACKED` names them."""
+        return self.q, self.k, self.v, self.starts_q, self.starts_k, self.longest_q, self.longest_k
+
+
+PACKED = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+"""How kernels for packed rows name what all of them take first."""
+
 
 @dataclass(frozen=True, eq=False)
 class Paged:

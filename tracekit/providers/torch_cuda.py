@@ -46,13 +46,7 @@ class TorchFlash(GpuKernel):
         batch = packed(call, self.device)
         left, right = window_of(call)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            batch.q,
-            batch.k,
-            batch.v,
-            batch.starts_q,
-            batch.starts_k,
-            batch.longest_q,
-            batch.longest_k,
+            *batch.arguments,
             0.0,
             True,
             False,

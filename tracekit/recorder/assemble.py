@@ -1,7 +1,8 @@
 """The end of a recording: what was kept becomes calls, now that the requests have their keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from tracekit.model import (
     Array,
@@ -9,8 +10,12 @@ from tracekit.model import (
     Bits,
     Gradients,
     IndexerCall,
+    KVFamily,
+    KVRows,
+    Mode,
     Origin,
     Output,
+    RequestKey,
     Rows,
 )
 from tracekit.recorder.kept import Kept, KeptIndexer
@@ -28,29 +33,51 @@ def attention_call(
     Raises:
         TracekitError: the launch breaks a rule.
     """
-    call = AttentionCall(
+    kv = {
+        requests.key(handle): {family: extent.rows() for family, extent in families.items()}
+        for handle, families in kept.kv.items()
+    }
+    rows = _rows(seen, requests, requests.tokens_of(seen))
+    gradients = _gradients(seen.gradients, requests)
+    call = call_of(seen, rows, kv, kept.step, kept.mode, rank=rank, launch=seen.launch, grads=gradients)
+    if call.lse is None and derive is not None:
+        call = replace(call, lse=Output(derive(call), Origin.DERIVED))
+    return call
+
+
+def call_of(
+    seen: Observation,
+    rows: Rows,
+    kv: Mapping[RequestKey, Mapping[KVFamily, KVRows]],
+    step: int = 0,
+    mode: Mode = Mode.PREFILL,
+    **more: Any,
+) -> AttentionCall:
+    """Return a launch that was seen as a call of rows and KV whose requests are known.
+
+    Args:
+        seen: the launch.
+        rows: its rows.
+        kv: the KV of their requests.
+        step: of the trace.
+        mode: why it was made.
+        more: fields of the call that nobody saw in the launch itself.
+    """
+    return AttentionCall(
         layer=seen.layer,
-        step=kept.step,
-        mode=kept.mode,
-        rows=_rows(seen, requests, requests.tokens_of(seen)),
+        step=step,
+        mode=mode,
+        rows=rows,
         q=seen.q,
-        kv={
-            requests.key(handle): {family: extent.rows() for family, extent in families.items()}
-            for handle, families in kept.kv.items()
-        },
+        kv=kv,
         sink=seen.sink,
         selection=seen.selection,
         conventions=seen.conventions,
         provenance=seen.provenance,
         out=seen.out,
         lse=seen.lse,
-        launch=seen.launch,
-        rank=rank,
-        grads=_gradients(seen.gradients, requests),
+        **more,
     )
-    if call.lse is None and derive is not None:
-        call = replace(call, lse=Output(derive(call), Origin.DERIVED))
-    return call
 
 
 def _gradients(late: LateGradients | None, requests: RequestTable) -> Gradients | None:
@@ -66,15 +93,21 @@ def indexer_call(kept: KeptIndexer, requests: RequestTable) -> IndexerCall:
     Raises:
         TracekitError: the launch breaks a rule.
     """
-    seen = kept.seen
-    keys = {requests.key(handle): extent.rows().keys for handle, extent in kept.keys.items()}
+    keys = {requests.key(handle): extent.rows() for handle, extent in kept.keys.items()}
+    return indexer_call_of(kept.seen, _rows(kept.seen, requests, kept.token_ids), keys, kept.step)
+
+
+def indexer_call_of(
+    seen: IndexerObservation, rows: Rows, keys: Mapping[RequestKey, KVRows], step: int = 0
+) -> IndexerCall:
+    """Return a launch of an indexer that was seen as a call of rows and keys whose requests are known."""
     return IndexerCall(
         layer=seen.layer,
-        step=kept.step,
-        rows=_rows(seen, requests, kept.token_ids),
+        step=step,
+        rows=rows,
         query=seen.query,
         weights=seen.weights,
-        keys={key: bits.part((slice(None), 0)) for key, bits in keys.items()},
+        keys={key: held.keys.part((slice(None), 0)) for key, held in keys.items()},
         top_k=seen.top_k,
         provenance=seen.provenance,
         k=seen.k,

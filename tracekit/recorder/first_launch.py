@@ -21,13 +21,14 @@ from tracekit.model import (
     IndexerCall,
     KVFamily,
     KVRows,
-    Mode,
     Ranges,
     RequestKey,
     Rows,
     Selection,
     scale_to_bits,
 )
+from tracekit.model.rows import UNKNOWN_TOKEN
+from tracekit.recorder.assemble import call_of, indexer_call_of
 from tracekit.recorder.conventions import hold
 from tracekit.recorder.observation import Borrowed, Handle, IndexerObservation, Observation, SeenKV
 
@@ -122,30 +123,16 @@ def _some_rows(seen: Observation) -> AttentionCall:
     rows = seen.positions.size
     spread = np.linspace(rows // 2, rows - 1, _ROWS).astype(np.int64)
     some = seen.take(np.unique(np.concatenate([np.array(last, np.int64), spread])))
-    keys = {handle: _key(handle) for handle in some.requests}
-    return AttentionCall(
-        layer=some.layer,
-        step=0,
-        mode=Mode.PREFILL,
-        rows=_rows(some.requests, some.request, some.positions),
-        q=some.q,
-        kv={
-            keys[handle]: {family: _kv(rows) for family, rows in some.kv[handle].items()}
-            for handle in some.requests
-        },
-        sink=some.sink,
-        selection=some.selection,
-        conventions=some.conventions,
-        provenance=some.provenance,
-        out=some.out,
-        lse=some.lse,
-    )
+    kv = {
+        _key(handle): {family: _kv(rows) for family, rows in some.kv[handle].items()}
+        for handle in some.requests
+    }
+    return call_of(some, _rows(some), kv)
 
 
-def _rows(requests: tuple[Handle, ...], request: Array, positions: Array) -> Rows:
-    return Rows(
-        tuple(_key(handle) for handle in requests), request, positions, np.full(positions.size, -1, np.int64)
-    )
+def _rows(seen: Observation | IndexerObservation) -> Rows:
+    keys = tuple(_key(handle) for handle in seen.requests)
+    return Rows(keys, seen.request, seen.positions, np.full(seen.positions.size, UNKNOWN_TOKEN, np.int64))
 
 
 def _key(handle: Handle) -> RequestKey:
@@ -195,20 +182,8 @@ def _windowed(call: AttentionCall, window: int | None) -> AttentionCall | None:
 def _believe_indexer(seen: IndexerObservation) -> None:
     """Scores lie within what binary32 sums allow, and no key was left out that scores above a chosen one."""
     asked = np.unique(np.linspace(0, seen.positions.size - 1, _ROWS).astype(np.int64))
-    call = IndexerCall(
-        layer=seen.layer,
-        step=0,
-        rows=_rows(seen.requests, seen.request, seen.positions),
-        query=seen.query,
-        weights=seen.weights,
-        keys={_key(handle): _kv(rows).keys.part((slice(None), 0)) for handle, rows in seen.keys.items()},
-        top_k=seen.top_k,
-        provenance=seen.provenance,
-        k=seen.k,
-        family=seen.family,
-        scale_bits=seen.scale_bits,
-        scores=seen.scores,
-    ).take(asked)
+    keys = {_key(handle): _kv(rows) for handle, rows in seen.keys.items()}
+    call = indexer_call_of(seen, _rows(seen), keys).take(asked)
     wrong, judged = "", 0
     for t in range(call.num_rows):
         exact, radius = _scores(call, t)

@@ -139,10 +139,12 @@ def _one(
     indexers: list[IndexerSession] = []
     launches: list[Launch] = []
     try:
+        whole = len(indices) == len(trace.heads)
         for index in indices:
             tell.about(f"{name} call {index}")
             call = trace.call(index)
-            launches.append(Launch.of(call))
+            if whole:  # part of a history is none that could be judged
+                launches.append(Launch.of(call))
             if index == indices[0]:
                 sessions, early = desk.sessions(trace, call, kernels)
                 indexers, sooner = desk.indexer_sessions(trace, providers)
@@ -152,7 +154,7 @@ def _one(
             _visit_indexers(trace, call, index, indexers)
             tell.step()
         cut = incomplete(trace, indices)
-        if len(indices) == len(trace.heads):
+        if whole:
             found.histories.append((name, judge(trace.recording, launches)))
     except TracekitError as error:
         # What was found before stands: a refutation is no less one because the rest is damaged.

@@ -149,15 +149,15 @@ def with_d_out(call: AttentionCall, seed: int = 0) -> AttentionCall:
     return replace(call, grads=Gradients(d_out))
 
 
-def record(call: AttentionCall, provider: Provider) -> AttentionCall:
-    """Return the call with the answer of a provider as its executed output."""
+def record(call: AttentionCall, provider: Provider, engine: str = "in memory") -> AttentionCall:
+    """Return the call with the answer of a provider as its executed output, asked for by an engine."""
     answer = provider.run(Launch((call,)))
     (tensors,) = answer.tensors
     return replace(
         call,
         out=Output(tensors.out, Origin.EXECUTED),
         lse=None if tensors.lse is None else Output(tensors.lse, Origin.EXECUTED),
-        provenance=Provenance("in memory", provider.id, answer.executed),
+        provenance=Provenance(engine, provider.id, answer.executed),
     )
 
 
