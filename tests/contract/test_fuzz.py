@@ -3,7 +3,8 @@
 import copy
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ import pytest
 from tools.binding.job import Job
 from tools.binding.launch import launch
 from tracekit.contract import Role
+from tracekit.contract.folder import RankFile
 from tracekit.contract.judge import bind_runs
+from tracekit.contract.shards import digests, shard_pieces
+from tracekit.contract.wire import dump, parse
 from tracekit.errors import BindingInvalid
+from tracekit.model import AttentionCall, Bits
+from tracekit.store import open_trace, write_trace
 
 JOB = Job(tokens=160, prompt=158, chunk=96, layers=1, q_heads=2, kv_heads=1, head_dim=8, tp=1, cp=2)
 SIDES = {"training": Role.TRAIN, "rollout": Role.INFER}
@@ -156,6 +162,50 @@ def test_evidence_of_the_other_side_is_none_of_this_one(runs: Path, tmp_path: Pa
     MIXED[mixed](pair)
 
     assert not bind_runs(pair / "training", pair / "rollout").passed
+
+
+def _rewrite(run: Path, change: Callable[[list[AttentionCall]], list[AttentionCall]]) -> None:
+    """Another trace, of which the ranks tell the right digests."""
+    with open_trace(run / "trace.h5") as trace:
+        recording, calls = trace.recording, change(list(trace))
+    steps = tuple(replace(step, expected=n, fired=n, recorded=n) for step in recording.ledger or ()
+                  if (n := sum(call.step == step.step for call in calls)))  # fmt: skip
+    write_trace(run / "trace.h5", replace(recording, ledger=steps), iter(calls))
+    for file in (run / "ranks").iterdir():
+        rank = parse(RankFile, json.loads(file.read_text()))
+        told = digests(shard_pieces(calls, rank.readback.sharding))
+        file.write_text(json.dumps(dump(replace(rank, digests=told))))
+
+
+def _second_layer(calls: list[AttentionCall]) -> list[AttentionCall]:
+    return [replace(call, layer=layer) for call in calls for layer in (0, 1)]
+
+
+def _nan(calls: list[AttentionCall]) -> list[AttentionCall]:
+    def hurt(call: AttentionCall) -> AttentionCall:
+        assert call.out is not None
+        data = call.out.bits.data.copy()
+        data[0] = 0x7FC0
+        return replace(call, out=replace(call.out, bits=Bits(data, call.out.bits.dtype)))
+
+    return [hurt(calls[0]), *calls[1:]]
+
+
+def test_a_layer_that_one_side_lacks_was_not_compared(runs: Path, tmp_path: Path) -> None:
+    pair = Path(shutil.copytree(runs, tmp_path / "pair"))
+    _rewrite(pair / "training", _second_layer)
+    assert bind_runs(pair / "training", pair / "rollout").codes() == ["BITS_NOT_COMPARED"]
+
+    _rewrite(pair / "rollout", _second_layer)
+    assert bind_runs(pair / "training", pair / "rollout").passed
+
+
+def test_equal_nans_prove_nothing(runs: Path, tmp_path: Path) -> None:
+    pair = Path(shutil.copytree(runs, tmp_path / "pair"))
+    for side in SIDES:
+        _rewrite(pair / side, _nan)
+
+    assert bind_runs(pair / "training", pair / "rollout").codes() == ["BITS_NOT_COMPARED"] * 2
 
 
 def test_sides_that_are_swapped_collide(runs: Path) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from tracekit.contract.codes import Issue
 from tracekit.contract.identity import FIELDS, fingerprint, same
 from tracekit.contract.readback import AttentionRuntimeReadback
@@ -79,6 +81,7 @@ def check_evidence(
                 f"the {side} side states {name} {stated[name]}, and its trace holds {proven[name]}.",
                 **{side: stated[name]},
             )
+    yield from _finite(side, calls)
     yield from _modes(side, readbacks, {call.mode for call in calls})
     yield from _kernels(side, readbacks, calls)
     for readback in readbacks:
@@ -91,6 +94,18 @@ def check_evidence(
                     f"{side}.{name}.digests.{tensor}",
                     f"{name} told another {tensor} than the trace of the {side} side holds for it.",
                 )
+
+
+def _finite(side: str, calls: Sequence[AttentionCall]) -> Iterator[Issue]:
+    """Equal bits of a NaN are equal garbage."""
+    for call in calls:
+        if call.out is not None and not np.isfinite(call.out.bits.to_float32()).all():
+            yield Issue(
+                "BITS_NOT_COMPARED",
+                f"{side}.out",
+                f"O of layer {call.layer}, step {call.step} of the {side} side holds a NaN or an infinity.",
+            )
+            return
 
 
 WORDS = {"chunked_prefill": Mode.PREFILL.value}
