@@ -184,7 +184,7 @@ def test_a_mask_that_is_written_to_after_its_launch(qwen3, recorded, prompt):
 
     hook = qwen3.model.layers[1].self_attn.register_forward_pre_hook(write, with_kwargs=True)
     try:
-        with pytest.raises(Unsupported, match="layer 0: its keys or values.* or its mask was"):
+        with pytest.raises(Unsupported, match=r"layer 0: its keys or values.* or its mask was"):
             recorded(qwen3, act)
     finally:
         hook.remove()
