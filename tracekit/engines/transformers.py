@@ -32,7 +32,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
-from tracekit.engines.transformers_waiting import Waiting, waiting
+from tracekit.engines.transformers_waiting import Copies, Waiting, may_wait, waiting
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.history import Computed
@@ -91,6 +91,8 @@ class Recorder:
         self._watches: dict[int, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
         self._waiting: list[Waiting] = []
+        self._hopeless: set[int] = set()
+        """Layers that waited in vain: they are looked at before anything of them is copied."""
         self._compiled = False
         self._closed = False
 
@@ -274,47 +276,52 @@ class Recorder:
 
     def take(self, kernel: Kernel, call: KernelCall) -> None:
         """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
+        layer = call.module.layer_idx
         try:
-            later = waiting(kernel, call, self._forward)
+            forward = self._ready(layer)
+            if not self._session.wants(layer):
+                self._session.skip()
+            elif layer not in self._hopeless and may_wait(call, forward):
+                self._waiting.append(waiting(kernel, call, self._session.arena))
+            else:
+                self._look(kernel, call, forward)
         except Exception as error:
-            self._session.fail(error, f"layer {call.module.layer_idx}")
-            return
-        if later is None:
-            self._look(kernel, call)
-        else:
-            self._waiting.append(later)
+            self._session.fail(error, f"layer {layer}")
 
     def _look_at_waiting(self) -> None:
         """Record what waited for the end of its forward."""
         launches, self._waiting = self._waiting, []
         for later in launches:
+            layer = later.module.layer_idx
             try:
-                self._look(later.kernel, later.checked())
-            except Unsupported as written:
-                self._session.fail(written, f"layer {later.call.module.layer_idx}")
+                if self._session.wants(layer):  # the budget may have been spent since
+                    self._look(later.kernel, later.checked(), self._ready(layer), later.copies)
+                else:
+                    self._session.skip()
+            except Exception as error:
+                self._hopeless.add(layer)
+                self._session.fail(error, f"layer {layer}")
 
-    def _look(self, kernel: Kernel, call: KernelCall) -> None:
+    def _ready(self, layer: int) -> Forward:
+        """Return the forward that runs, in which calls of a layer can be recorded; raise why they cannot."""
+        if layer in self._refused:
+            raise self._refused[layer]
+        if self._forward is None:
+            raise Unsupported(
+                "its forward could not be read (see above), or it ran outside the model's forward.",
+                rule="T-FORWARD",
+            )
+        if not self._forward.placed:
+            raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
+        return self._forward
+
+    def _look(self, kernel: Kernel, call: KernelCall, forward: Forward, copies: Copies | None = None) -> None:
         """Record a call now."""
         layer = call.module.layer_idx
-        try:
-            if layer in self._refused:
-                raise self._refused[layer]
-            if self._forward is None:
-                raise Unsupported(
-                    "its forward could not be read (see above), or it ran outside the model's forward.",
-                    rule="T-FORWARD",
-                )
-            if not self._session.wants(layer):
-                self._session.skip()
-                return
-            if not self._forward.placed:
-                raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
-            self._session.capture(capture_call(kernel, call, self._forward, self._session.arena))
-            if layer in self._sparse and layer not in self._indexed:
-                missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
-                self._session.fail(missing, f"layer {layer}", fired=False)
-        except Exception as error:
-            self._session.fail(error, f"layer {layer}")
+        self._session.capture(capture_call(kernel, call, forward, self._session.arena, copies))
+        if layer in self._sparse and layer not in self._indexed:
+            missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
+            self._session.fail(missing, f"layer {layer}", fired=False)
 
 
 def _close(reference: "weakref.ref[Recorder]") -> None:
