@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from transformers import AttentionInterface
 
 from tracekit.engines import transformers_backend
@@ -73,6 +74,8 @@ class Recorder:
         self._model = weakref.ref(model)
         modules = attention_modules(model)
         self._modules = weakref.WeakKeyDictionary(modules)
+        # A look into a table of weak keys costs twice as much, and every launch needs one.
+        self._known = {id(module): (weakref.ref(module), layer) for module, layer in modules.items()}
         session.names.update({layer: name for name, layer in module_names(model, modules).items()})
         self._sequences = Sequences(session)
         self._weights = ProvenWeights(model, session.history.doubt)
@@ -137,7 +140,7 @@ class Recorder:
 
     def before_forward(self, model: Any, args: Any, kwargs: Any) -> None:
         """Begin a step: read which tokens the forward is about."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             self._note_compiled()
             return
         if not self._is_mine(model) or not self._turn.take():
@@ -170,7 +173,7 @@ class Recorder:
 
     def after_forward(self, model: Any, _: Any, result: Any) -> None:
         """End the step."""
-        if torch.compiler.is_compiling() or not self._is_mine(model) or self._turn.refused():
+        if is_compiling() or not self._is_mine(model) or self._turn.refused():
             return
         try:
             self._look_at_waiting()
@@ -221,7 +224,7 @@ class Recorder:
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
         """See a cache that the model has made itself, before the first layer writes to it."""
-        if torch.compiler.is_compiling() or self._turn.elsewhere():
+        if is_compiling() or self._turn.elsewhere():
             return
         if self._forward is not None and not self._forward.placed:
             cache = cache_of(kwargs)
@@ -239,7 +242,7 @@ class Recorder:
 
     def _before_indexer(self, module: Any, _: Any) -> None:
         layer = self._layers.get(module)
-        if layer is None or torch.compiler.is_compiling() or self._turn.elsewhere():
+        if layer is None or is_compiling() or self._turn.elsewhere():
             return
         if self._forward is None or not self._session.wants(layer):
             return
@@ -255,7 +258,7 @@ class Recorder:
 
     def _after_indexer(self, module: Any, _: Any, result: Any) -> None:
         layer = self._layers.get(module)
-        if torch.compiler.is_compiling() or self._turn.elsewhere() or layer not in self._watches:
+        if is_compiling() or self._turn.elsewhere() or layer not in self._watches:
             return
         watch, stack = self._watches.pop(layer)
         stack.close()
@@ -267,15 +270,14 @@ class Recorder:
         except Exception as error:
             self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
-    def ours(self, module: Any) -> int | None:
-        """The layer of a module whose call is looked at; None for one that is not recorded."""
-        if torch.compiler.is_compiling() or self._turn.elsewhere():
-            return None
-        return self._modules.get(module)
-
-    def passes(self, layer: int) -> bool:
-        """Whether a launch of the forward that runs is filtered out; it is counted then."""
-        return self._forward is not None and self._session.passes(layer)
+    def looks(self, module: Any) -> bool:
+        """Whether the call of a module is to be recorded; one that is filtered out is counted."""
+        if is_compiling() or self._turn.elsewhere():
+            return False
+        known = self._known.get(id(module))
+        if known is None or known[0]() is not module:
+            return False
+        return self._forward is None or not self._session.passes(known[1])
 
     def take(self, kernel: Kernel, call: KernelCall) -> None:
         """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
