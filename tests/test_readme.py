@@ -13,15 +13,15 @@ def snippets() -> list[str]:
 
 
 def test_python_snippets_run(tmp_path):
-    recording, backend, _ = snippets()
-    code = recording + backend + "\nwith __import__('torch').no_grad(): model(**inputs)\n"
+    recording, backend, _, gated = snippets()
+    code = recording + backend + "\nwith __import__('torch').no_grad(): model(**inputs)\n" + gated
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mine.h5").exists()
 
 
 def test_the_pytest_snippet_passes(tmp_path):
-    *_, marked = snippets()
+    _, _, marked, _ = snippets()
     (tmp_path / "traces").symlink_to(README.parent / "traces")
     (tmp_path / "test_it.py").write_text(marked)
     command = [

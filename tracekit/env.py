@@ -27,6 +27,9 @@ KNOWN = {
 }
 
 
+MOST_THREADS = 4096
+"""More than any machine has cores for; kernels count their work in multiples of it."""
+
 LONGEST = 1_000_000
 """Seconds, eleven days: a wait is counted in milliseconds of 31 bits."""
 
@@ -79,7 +82,9 @@ def parse_settings(environ: Mapping[str, str]) -> Settings:
         cache=Path(environ["TRACEKIT_CACHE"]).expanduser()
         if "TRACEKIT_CACHE" in environ
         else home / "tracekit",
-        threads=int(_positive(environ, "TRACEKIT_THREADS", usable_cores(), whole=True)),
+        threads=check_threads(
+            int(_positive(environ, "TRACEKIT_THREADS", usable_cores(), whole=True)), "TRACEKIT_THREADS"
+        ),
         isa=isa,
         timeout=check_timeout(_positive(environ, "TRACEKIT_TIMEOUT", 300.0, whole=False), "TRACEKIT_TIMEOUT"),
         record=Path(environ["TRACEKIT_RECORD"]) if "TRACEKIT_RECORD" in environ else None,
@@ -129,6 +134,22 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_threads(threads: int, name: str) -> int:
+    """Return a number of threads; 0 stands for the default of a kernel.
+
+    Raises:
+        UsageError: `V-NUMBER`, it is below 0 or above `MOST_THREADS`.
+    """
+    if not 0 <= threads <= MOST_THREADS:
+        raise UsageError(
+            f"{name} is {threads}; it must be a number of threads up to {MOST_THREADS:,}.",
+            rule="V-NUMBER",
+            name=name,
+            value=str(threads),
+        )
+    return threads
 
 
 def check_timeout(seconds: float, name: str) -> float:

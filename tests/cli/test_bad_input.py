@@ -125,3 +125,54 @@ def test_every_verb_has_help(tracekit_cli, verb):
 
 def test_an_unknown_verb_is_wrong_usage(tracekit_cli):
     assert tracekit_cli("replai").code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "one", "two"),
+    [
+        ("--claim", "solo", "rows"),
+        ("--provider", "tka1", "oracle"),
+        ("--layers", "0", "1"),
+        ("--seed", "1", "2"),
+    ],
+)
+def test_an_option_given_twice_would_lose_one_of_its_values(tracekit_cli, prefill, option, one, two):
+    done = tracekit_cli("replay", prefill, option, one, f"{option}={two}", "--json")
+    assert done.code == 2
+    assert f"{option} is given twice" in json.loads(done.out)["message"]
+
+
+def test_options_that_may_be_repeated_are(tracekit_cli, tmp_path):
+    done = tracekit_cli(
+        "record", "-o", tmp_path / "x.h5", "--include", "a", "--include", "b", "--json", "--json"
+    )
+    assert "twice" not in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("replay", "x.h5", "--jobs", "0"), ("replay",), ("no-verb",), ("bind", "x")]
+)
+def test_wrong_usage_is_json_too(tracekit_cli, arguments):
+    done = tracekit_cli(*arguments, "--json")
+    assert done.code == 2
+    assert json.loads(done.out)["exit_code"] == 2
+
+
+def test_json_of_the_command_is_not_ours(tracekit_cli, tmp_path):
+    done = tracekit_cli("record", "-o", tmp_path / "no folder" / "x.h5", "--", "true", "--json")
+    assert (done.code, done.out) == (2, "")
+
+
+@pytest.mark.parametrize("threads", ["4097", "536870912", "99999999999999999999"])
+def test_threads_that_no_machine_has(tracekit_cli, prefill, threads):
+    """Kernels count in 32 bits; this one never came back."""
+    done = tracekit_cli("replay", prefill, "--provider", "tka1", "--claim", "rerun", "--threads", threads)
+    assert done.code == 2
+    assert threads in sentence(done)
+
+
+@pytest.mark.parametrize("option", ["--provider", "--claim"])
+def test_an_empty_list_selects_nothing_by_mistake(tracekit_cli, prefill, option):
+    done = tracekit_cli("replay", prefill, option, ",")
+    assert done.code == 2
+    assert "no " in sentence(done)

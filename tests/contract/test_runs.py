@@ -243,6 +243,12 @@ def _plan() -> dict[str, object]:
             "actual_mode": "fixed",
             "actual_split_size": 128,
             "boundaries": [[0, 100], [100, 128]],
+            "merge_order": "global_block_index",
+            "acc_dtype": "float32",
+            "downcast_at": "final_write",
+            "backend": "tka1",
+            "fallback": False,
+            "fallback_reason": None,
         },
     }
 

@@ -68,10 +68,10 @@ def test_a_layer_that_bypasses_the_interface_cuts_the_step(qwen3, recorded, prom
 def test_a_hook_that_raises_does_not_reach_the_engine(qwen3, recorded, prompt, monkeypatch):
     real = engine.capture_call
 
-    def broken(kernel, call, forward, arena):
+    def broken(kernel, call, *rest):
         if call.module.layer_idx == 1:
             raise ZeroDivisionError("of the hook")
-        return real(kernel, call, forward, arena)
+        return real(kernel, call, *rest)
 
     tokens = greedy(qwen3, [prompt(5)], 3)
     monkeypatch.setattr(engine, "capture_call", broken)
@@ -171,6 +171,43 @@ def test_a_cache_whose_rows_cannot_be_placed(qwen3, recorded, prompt):
         recorded(qwen3, lambda m: m(torch.tensor([prompt(5)]), **{cache_argument(m): cache}))
 
 
+def test_a_mask_that_is_written_to_after_its_launch(qwen3, recorded, prompt):
+    def write(module, args, kwargs):
+        kwargs["attention_mask"].fill_(True)
+
+    def act(model):
+        ids, padding = torch.tensor([[0, 0, *prompt(5)], prompt(7)]), torch.ones(2, 7, dtype=torch.int64)
+        padding[0, :2] = 0
+        cache = {cache_argument(model): DynamicCache(config=model.config)}
+        with torch.no_grad():
+            model(ids, attention_mask=padding, use_cache=True, **cache)
+
+    hook = qwen3.model.layers[1].self_attn.register_forward_pre_hook(write, with_kwargs=True)
+    try:
+        with pytest.raises(Unsupported, match=r"layer 0: its keys or values.* or its mask was"):
+            recorded(qwen3, act)
+    finally:
+        hook.remove()
+
+
+def test_what_waits_in_vain_is_copied_once(qwen3, recorded, prompt, monkeypatch):
+    """A layer that cannot be recorded does not fill the memory with copies of its later launches."""
+    copies = []
+    real = transformers_waiting.own
+    monkeypatch.setattr(
+        transformers_waiting, "own", lambda tensor, arena: copies.append(1) or real(tensor, arena)
+    )
+    for layer in qwen3.model.layers:
+        monkeypatch.setattr(layer.self_attn, "attention_dropout", 0.5)
+        layer.self_attn.training = True
+    try:
+        with pytest.raises(Unsupported, match="dropout"), torch.no_grad():
+            recorded(qwen3, lambda m: greedy(m, [prompt(5)], 4))
+    finally:
+        qwen3.eval()
+    assert len(copies) == 2 * len(qwen3.model.layers)
+
+
 @pytest.mark.parametrize("tensor", ["keys", "values"])
 def test_a_cache_that_is_written_to_after_its_launch(qwen3, recorded, prompt, tensor):
     """Launches of few rows are looked at when their forward ends; what they read must still be there then."""
@@ -195,14 +232,26 @@ def test_a_cache_that_is_written_to_after_its_launch(qwen3, recorded, prompt, te
     assert got.recording.ledger[1].recorded == 1
 
 
+@pytest.mark.parametrize("few", [transformers_waiting.FEW, -1], ids=["small", "held by the cache"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_launches_that_wait_and_those_that_do_not_are_the_same(qwen3, recorded, prompt, monkeypatch, mode):
+def test_launches_that_wait_and_those_that_do_not_are_the_same(
+    qwen3, recorded, prompt, monkeypatch, mode, few
+):
+    waits = []
+
+    def noted(*seen):
+        waits.append(transformers_waiting.may_wait(*seen))
+        return waits[-1]
+
     def act(model):
         with mode():
             greedy(model, [prompt(5), prompt(9)], 3)
 
+    monkeypatch.setattr(transformers_waiting, "FEW", few)
+    monkeypatch.setattr(engine, "may_wait", noted)
     waited = recorded(qwen3, act)
-    monkeypatch.setattr(transformers_waiting, "FEW", -1)
+    assert set(waits) == {mode is torch.no_grad}
+    monkeypatch.setattr(engine, "may_wait", lambda *_: False)
     at_once = recorded(qwen3, act)
 
     assert len(waited.calls) == len(at_once.calls) == 2 * 3

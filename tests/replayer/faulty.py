@@ -7,6 +7,8 @@ import struct
 import threading
 from dataclasses import replace
 
+import numpy as np
+
 from tracekit.controls.backward import SumsInArrival
 from tracekit.controls.schedule import CutWhereScheduled
 from tracekit.controls.solo import SmallBatchKernel
@@ -343,3 +345,31 @@ WORDS_OF_GRADIENTS = (
 
 class ArrivalOrder(SumsInArrival):
     """The twin of `backward` under a name of its own."""
+
+
+class _Hollow(Tka1):
+    """TKA-1, whose O a subclass makes worthless in the same way in every launch."""
+
+    def run(self, launch):
+        answer = super().run(launch)
+        spoiled = (replace(tensors, out=self.spoil(tensors.out)) for tensors in answer.tensors)
+        return replace(answer, tensors=tuple(spoiled))
+
+
+class GivesNan(_Hollow):
+    def spoil(self, out):
+        return Bits(np.full_like(out.data, 0x7FC1), out.dtype)
+
+
+class GivesOneInfinity(_Hollow):
+    def spoil(self, out):
+        data = out.data.copy()
+        data[:, 0, 0] = 0x7F80
+        return Bits(data, out.dtype)
+
+
+class WritesNothing(_Hollow):
+    """A launch that failed without a word leaves its output as it was."""
+
+    def spoil(self, out):
+        return Bits(np.zeros_like(out.data), out.dtype)

@@ -8,6 +8,7 @@ from tools.binding.job import Job
 from tools.binding.launch import launch
 from tracekit.contract import Role
 from tracekit.contract.judge import bind_runs
+from tracekit.errors import BindingInvalid
 from tracekit.providers.split import Sequence
 
 
@@ -22,7 +23,10 @@ def main() -> int:
     given = parser.parse_args()
     job = Job(tp=given.tp, cp=given.cp, sequence=given.layout, tokens=given.tokens)
     for role, name in ((Role.TRAIN, "training"), (Role.INFER, "rollout")):
-        codes = launch(job, role, given.folder / name)
+        try:
+            codes = launch(job, role, given.folder / name)
+        except BindingInvalid as refused:
+            parser.error(str(refused))
         print(f"{name}: {len(codes)} processes ended with {codes}")
     found = bind_runs(given.folder / "training", given.folder / "rollout")
     print(json.dumps(found.to_dict(), indent=1))

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.cli.options import json_option
+from tracekit.cli.options import Verb, json_option
 from tracekit.contract import Binding, TopologyPolicy
 from tracekit.report.terminal import console
 from tracekit.verdict import Exit
@@ -21,7 +21,7 @@ EXITS = {
 }
 
 
-@click.command("bind")
+@click.command("bind", cls=Verb)
 @click.argument("train", type=click.Path(path_type=Path))
 @click.argument("rollout", type=click.Path(path_type=Path))
 @click.option(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from tracekit.cli.options import Verb
 from tracekit.cli.progress import progress
 from tracekit.report.terminal import console, render
 
@@ -19,7 +20,7 @@ FINDING = (
 )
 
 
-@click.command("demo")
+@click.command("demo", cls=Verb)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.cli.options import json_option
+from tracekit.cli.options import Verb, json_option
 from tracekit.compare.diff import Diff
 from tracekit.report.terminal import console
 from tracekit.report.words import place_words, values_words
 
 
-@click.command("diff")
+@click.command("diff", cls=Verb)
 @click.argument("base", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @json_option

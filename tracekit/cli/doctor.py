@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit import __version__
-from tracekit.cli.options import json_option
+from tracekit.cli.options import Verb, json_option
 from tracekit.report.terminal import console
 from tracekit.verdict import Exit
 
@@ -29,7 +29,7 @@ class Finding:
     detail: str
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Verb)
 @json_option
 def command(as_json: bool) -> int:
     """Check installation, kernel builds, self-test and optional packages; exits 2 when something is wrong."""

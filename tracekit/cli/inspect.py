@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.cli.options import json_option, size_words
+from tracekit.cli.options import Verb, json_option, size_words
 from tracekit.model import Tag
 from tracekit.model.history import Unproven
 from tracekit.report.terminal import console
@@ -20,7 +20,7 @@ from tracekit.store import Trace, open_trace
 _COUNTS = ("expected", "fired", "recorded", "filtered", "wanted", "written", "left_out")
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Verb)
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--calls", "show_calls", is_flag=True, help="List every call (--json always does).")
 @json_option

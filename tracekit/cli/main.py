@@ -71,6 +71,8 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as wrong:
+        facts = {"error": "UsageError", "rule": "U-USAGE", "message": wrong.format_message()}
+        _tell_json(facts, Exit.USAGE, arguments)
         wrong.show()
         return Exit.USAGE
     except click.Abort:
@@ -83,7 +85,9 @@ def run(arguments: list[str]) -> int:
         if isinstance(stop.__context__, OSError):
             return 128 + signal.SIGPIPE
         raise
-    except Exception:
+    except Exception as fault:
+        facts = {"error": type(fault).__name__, "rule": "", "message": str(fault)}
+        _tell_json(facts, Exit.INTERNAL, arguments)
         traceback.print_exc()
         click.echo("tracekit: this is a fault of tracekit, not of your input; please report it.", err=True)
         return Exit.INTERNAL
@@ -91,8 +95,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _tell(error: TracekitError, arguments: list[str]) -> int:
-    facts: dict[str, Any] = {**error.to_dict(), "exit_code": error.exit_code}
-    if "--json" in arguments:
-        click.echo(json.dumps(facts, indent=2))
+    _tell_json(error.to_dict(), error.exit_code, arguments)
     click.echo(f"tracekit: {error}", err=True)
     return error.exit_code
+
+
+def _tell_json(facts: dict[str, Any], code: int, arguments: list[str]) -> None:
+    """Print an error as the one document of a run that was asked for JSON; options behind -- are not ours."""
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in ours:
+        click.echo(json.dumps({**facts, "exit_code": code}, indent=2, default=str))

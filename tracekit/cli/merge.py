@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.cli.options import json_option, size_words
+from tracekit.cli.options import Verb, json_option, size_words
 from tracekit.cli.progress import progress
 from tracekit.model import Tag
 from tracekit.recorder.merge import merge
@@ -13,7 +13,7 @@ from tracekit.store import open_trace
 from tracekit.verdict import Exit
 
 
-@click.command("merge")
+@click.command("merge", cls=Verb)
 @click.argument("ranks", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RANK...")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The trace to write.")
 @click.option("--force", is_flag=True, help="Write over an existing trace.")

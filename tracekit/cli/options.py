@@ -11,6 +11,23 @@ from tracekit.gate.recorded import Judgement, Legality
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class Verb(click.Command):
+    """A verb that takes an option once: of two values click would take the last and drop the first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and refuse an option with one value that comes twice."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        seen: set[str | None] = set()
+        for option in order:
+            single = isinstance(option, click.Option) and not (option.multiple or option.is_flag)
+            if single and option.name in seen:
+                raise click.UsageError(
+                    f"{option.opts[-1]} is given twice, and one of the two would be left out.", ctx
+                )
+            seen.add(option.name)
+        return super().parse_args(ctx, args)
+
+
 def json_option(function: Command) -> Command:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")(

@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.cli.options import json_option
+from tracekit.cli.options import Verb, json_option
 from tracekit.report.terminal import console
 from tracekit.verdict import Exit
 
@@ -22,7 +22,7 @@ class Described:
     promises: tuple[str, ...]
 
 
-@click.command("providers")
+@click.command("providers", cls=Verb)
 @json_option
 def command(as_json: bool) -> int:
     """List kernels: what each promises, or why it cannot run here; what has not run on hardware says so."""

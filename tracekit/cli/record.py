@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tracekit.cli.options import json_option, parse_numbers, size_words
+from tracekit.cli.options import Verb, json_option, parse_numbers, size_words
 from tracekit.cli.progress import progress
 from tracekit.env import check_budget, parse_settings
 from tracekit.errors import UsageError
@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("sdpa", "eager", "tracekit")
 STARTUP = Path(__file__).parents[1] / "engines" / "startup"
 
 
-@click.command("record", context_settings={"allow_interspersed_args": False})
+@click.command("record", cls=Verb, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, metavar="[-- CMD ARGS...]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The trace to write.")
 @click.option(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from tracekit.cli.options import history_words, json_option, parse_names, parse_numbers
+from tracekit.cli.options import Verb, history_words, json_option, parse_names, parse_numbers
 from tracekit.cli.progress import progress
 from tracekit.report.terminal import console, render
 
 
-@click.command("replay")
+@click.command("replay", cls=Verb)
 @click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "--provider",

@@ -6,14 +6,14 @@ from pathlib import Path
 import click
 
 from tracekit.api import history as judge_trace
-from tracekit.cli.options import history_words, json_option
+from tracekit.cli.options import Verb, history_words, json_option
 from tracekit.errors import TracekitError
 from tracekit.gate.recorded import Legality
 from tracekit.store import Violation, verify_trace
 from tracekit.verdict import Exit, worst
 
 
-@click.command("verify")
+@click.command("verify", cls=Verb)
 @click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--history", is_flag=True, help="Also prove that the history of requests was legal.")
 @json_option

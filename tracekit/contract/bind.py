@@ -138,11 +138,16 @@ def _plans_fit(
             "SPLIT_KV_MISMATCH", field, f"the plans of the {side} side ran on another number of ranks."
         )
         return
-    asked = {readback.split_kv for readback in readbacks}
-    if {entry.execution.requested for entry in plans.entries} - asked:
-        yield Issue(
-            "SPLIT_KV_MISMATCH", field, f"the {side} side was asked for another split than it planned."
-        )
+    asked = {readback.sharding.rank: readback.split_kv for readback in readbacks}
+    for entry in plans.entries:
+        at, planned = entry.coordinate, entry.execution.requested
+        if asked.get((at.tp_rank, at.cp_rank), planned) != planned:
+            yield Issue(
+                "SPLIT_KV_MISMATCH",
+                field,
+                f"a rank of the {side} side was asked for another split than it planned, first {at}.",
+            )
+            break
     owned = {readback.sharding.cp_rank: readback.sharding.blocks for readback in readbacks}
     length = readbacks[0].sharding.global_sequence_length
     for entry in plans.entries:

@@ -3,15 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from tracekit.contract.codes import Issue
 from tracekit.contract.identity import FIELDS, fingerprint, same
 from tracekit.contract.readback import AttentionRuntimeReadback
 from tracekit.contract.shards import digests, shard_pieces
 from tracekit.contract.topology import rank_name
-from tracekit.model import AttentionCall, LseBase, Origin, Recording
+from tracekit.model import AttentionCall, LseBase, Mode, Origin, Recording
 
 RowTensors = ("q", "out", "lse", "keys", "values")
-"""Tensors of which each rank tells a digest."""
+"""Tensors of which each rank tells a digest; of gradients too, where its trace holds some."""
 
 
 class TraceLike(Protocol):
@@ -79,17 +81,49 @@ def check_evidence(
                 f"the {side} side states {name} {stated[name]}, and its trace holds {proven[name]}.",
                 **{side: stated[name]},
             )
+    yield from _finite(side, calls)
+    yield from _modes(side, readbacks, {call.mode for call in calls})
     yield from _kernels(side, readbacks, calls)
     for readback in readbacks:
         name = rank_name(*readback.sharding.rank)
         found = digests(shard_pieces(calls, readback.sharding))
-        for tensor in sorted({*RowTensors, *told.get(name, {})}):
+        for tensor in sorted({*RowTensors, *found, *told.get(name, {})}):
             if told.get(name, {}).get(tensor) != found.get(tensor):
                 yield Issue(
                     "EVIDENCE_MISMATCH",
                     f"{side}.{name}.digests.{tensor}",
                     f"{name} told another {tensor} than the trace of the {side} side holds for it.",
                 )
+
+
+def _finite(side: str, calls: Sequence[AttentionCall]) -> Iterator[Issue]:
+    """Equal bits of a NaN are equal garbage."""
+    for call in calls:
+        if call.out is not None and not np.isfinite(call.out.bits.to_float32()).all():
+            yield Issue(
+                "BITS_NOT_COMPARED",
+                f"{side}.out",
+                f"O of layer {call.layer}, step {call.step} of the {side} side holds a NaN or an infinity.",
+            )
+            return
+
+
+WORDS = {"chunked_prefill": Mode.PREFILL.value}
+"""Words of a readback's modes that a trace says in another one."""
+
+
+def _modes(side: str, readbacks: Sequence[AttentionRuntimeReadback], modes: set[Mode]) -> Iterator[Issue]:
+    """A side trained or served as it says: another run's trace may hold the same bits."""
+    held = sorted(mode.value for mode in modes)
+    for readback in readbacks:
+        told = sorted({WORDS.get(mode, mode) for mode in readback.modes})
+        if told != held:
+            yield Issue(
+                "EVIDENCE_MISMATCH",
+                f"{side}.{rank_name(*readback.sharding.rank)}.modes",
+                f"the {side} side states {', '.join(readback.modes)}, and its trace holds {', '.join(held)}.",
+            )
+            return
 
 
 def _kernels(

@@ -10,12 +10,12 @@ A file of a rank appears whole or not at all, so a rank that died is a rank with
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tracekit.contract.plan_set import PlanEntry, SplitKVRuntimePlanSet
 from tracekit.contract.readback import AttentionRuntimeReadback, Role
 from tracekit.contract.refuse import refuse
-from tracekit.contract.topology import rank_name
+from tracekit.contract.topology import check_world, rank_name
 from tracekit.contract.wire import dump, parse
 
 RUN_SCHEMA = "tracekit.attention_run.v1"
@@ -30,12 +30,18 @@ class RunHead:
         role: which side it is.
         tp_world_size: tensor-parallel ranks that were asked for.
         cp_world_size: context-parallel ranks that were asked for.
+
+    Raises:
+        BindingInvalid: `B-TOPOLOGY` for a world without ranks, or with more than any job has.
     """
 
     schema_version: str
     role: Role
     tp_world_size: int
     cp_world_size: int
+
+    def __post_init__(self) -> None:
+        check_world(self.tp_world_size, self.cp_world_size)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,11 @@ class Run:
         if len(totals) > 1:
             refuse("B-PLAN-SET", f"ranks of {self.path.name} saw requests of other lengths.")
         total = totals.pop()
+        for rank in self.ranks:
+            for plan in rank.plans:
+                if (plan.coordinate.tp_rank, plan.coordinate.cp_rank) != rank.readback.sharding.rank:
+                    told = rank_name(*rank.readback.sharding.rank)
+                    refuse("B-PLAN-SET", f"{told} tells the plan of another rank, {plan.coordinate}.")
         plans = tuple(plan for rank in self.ranks for plan in rank.plans)
         return SplitKVRuntimePlanSet(
             len(total), self.head.tp_world_size, self.head.cp_world_size, total, plans
@@ -105,7 +116,13 @@ class Run:
 
 
 def write_head(path: Path, head: RunHead, identity: dict[str, Any]) -> None:
-    """Begin a run folder; before anything runs."""
+    """Begin a run folder; before anything runs.
+
+    Raises:
+        BindingInvalid: `B-RUN` the folder holds a run: what a rank of that one left would count for this one.
+    """
+    if any((path / "ranks").glob("*")) or (path / "trace.h5").exists():
+        refuse("B-RUN", f"{path} holds a run already; name another folder, so that two runs do not mix.")
     (path / "ranks").mkdir(parents=True, exist_ok=True)
     _write(path / "run.json", {**dump(head), "identity": identity})
 
@@ -149,7 +166,7 @@ def _write(path: Path, data: Any) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_constant=_no_number)
     except FileNotFoundError:
         refuse("B-RUN", f"there is no {path}; a run is a folder with run.json, ranks/ and trace.h5.")
     except (OSError, ValueError, RecursionError) as error:
@@ -157,3 +174,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         refuse("B-RUN", f"{path} holds no JSON object.")
     return data
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A name that comes twice would be read as its last value, and shown as its first."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} comes twice")
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")

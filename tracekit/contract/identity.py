@@ -42,27 +42,42 @@ def fingerprint(value: Any) -> str:
 
 def identity_fingerprint(identity: Mapping[str, Any]) -> str:
     """Return the fingerprint of the fields of an identity; what else a caller keeps in it counts nothing."""
-    return fingerprint({name: identity.get(name) for name in FIELDS})
+    said = {name: identity.get(name) for name in FIELDS}
+    return fingerprint(
+        {name: value if _text(value) is not None else repr(value) for name, value in said.items()}
+    )
 
 
 def check_identity(rollout: Mapping[str, Any], training: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield an issue for each field that a side does not state, and for each that differs."""
     for side, identity in (("rollout", rollout), ("training", training)):
         for name in FIELDS:
-            if name not in identity or (identity[name] is None and name not in NULLABLE):
+            if identity.get(name, "") == "" or (identity[name] is None and name not in NULLABLE):
                 yield Issue(
                     "IDENTITY_MISSING", f"{side}.{name}", f"the {side} side does not state its {name}."
+                )
+            elif _text(identity[name]) is None:
+                yield Issue(
+                    "IDENTITY_MISSING",
+                    f"{side}.{name}",
+                    f"{name} of the {side} side is {identity[name]!r}, which is no value of JSON.",
                 )
     for name in FIELDS:
         theirs, ours = rollout.get(name), training.get(name)
         if not same(theirs, ours):
-            yield Issue("IDENTITY_MISMATCH", name, f"{name} differs: nothing can be compared.", theirs, ours)
+            both = (value if _text(value) is not None else repr(value) for value in (theirs, ours))
+            yield Issue("IDENTITY_MISMATCH", name, f"{name} differs: nothing can be compared.", *both)
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two JSON values are the same: 1, 1.0 and true are three values here."""
-    return _text(left) == _text(right)
+    """Whether two JSON values are the same: 1, 1.0 and true are three values here, and NaN is none."""
+    text = _text(left)
+    return text is not None and text == _text(right)
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+def _text(value: Any) -> str | None:
+    """A value as JSON; None where it is none."""
+    try:
+        return json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None

@@ -12,6 +12,7 @@ from tracekit.contract.codes import Issue
 from tracekit.contract.evidence import check_evidence
 from tracekit.contract.folder import Run, read_run
 from tracekit.contract.plan_set import SplitKVRuntimePlanSet
+from tracekit.contract.readback import Role
 from tracekit.contract.topology import TopologyPolicy
 from tracekit.errors import BindingInvalid
 from tracekit.store import open_trace
@@ -79,7 +80,9 @@ def bind_runs(
 
 
 def _head(side: str, run: Run) -> Iterator[Issue]:
-    """The ranks ran in the world that was asked for."""
+    """The run was asked to be of its side, and its ranks ran in the world that was asked for."""
+    if run.head.role is not (Role.TRAIN if side == "training" else Role.INFER):
+        yield Issue("ROLE_COLLISION", f"{side}.role", f"the {side} side was asked to {run.head.role}.")
     asked = run.head.tp_world_size, run.head.cp_world_size
     for rank in run.ranks:
         ran = rank.readback.sharding.world
@@ -118,7 +121,9 @@ def _bits(found: Diff) -> tuple[dict[str, Any], list[Issue]]:
             )
         ]
     silent = [part for part in outputs if part.verdict != EQUAL or not part.compared.elements]
-    if silent or not outputs:
-        why = "; ".join(sorted({part.reason for part in silent if part.reason})) or "no row is on both sides"
+    alone = [note for note in found.notes if "layers" in note]
+    if silent or alone or not outputs:
+        reasons = {part.reason for part in silent if part.reason} | {*alone}
+        why = "; ".join(sorted(reasons)) or "no row is on both sides"
         return told, [Issue("BITS_NOT_COMPARED", "trace", f"not every output was compared: {why}.")]
     return told, []

@@ -6,7 +6,7 @@ range an owner in rank order, cannot say.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 
 from tracekit.contract.codes import Issue
@@ -74,13 +74,18 @@ class SplitKVRuntimePlanSet:
         self._check_ranks()
 
     def _check_coordinates(self) -> None:
-        wanted = set(self.coordinates())
+        """Places are counted no further than to the first without a plan: a file may state any world."""
         found = Counter(entry.coordinate for entry in self.entries)
-        twice = sorted(at for at, count in found.items() if count > 1)
-        missing, extra = sorted(wanted - found.keys()), sorted(found.keys() - wanted)
+        sizes = (self.batch_size, self.tp_world_size, self.cp_world_size, self.cp_world_size)
+        twice = (at for at, count in found.items() if count > 1)
+        missing = (at for at in self.coordinates() if at not in found)
+        extra = (
+            at for at in found if not all(0 <= n < size for n, size in zip(astuple(at), sizes, strict=True))
+        )
         for word, places in (("comes twice", twice), ("is missing", missing), ("is no place", extra)):
-            if places:
-                refuse("B-PLAN-SET", f"the plan of {places[0]} {word}.", places=len(places))
+            first = min(places, default=None) if word != "is missing" else next(places, None)
+            if first is not None:
+                refuse("B-PLAN-SET", f"the plan of {first} {word}.")
 
     def coordinates(self) -> Iterator[Coordinate]:
         """Yield every place that has a plan."""

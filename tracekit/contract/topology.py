@@ -11,6 +11,20 @@ Range = tuple[int, int]
 """Tokens `start .. end - 1`."""
 
 
+MAX_RANKS = 1 << 20
+"""More than any job has. A size that a file states is looked at before anything is counted up to it."""
+
+
+def check_world(tp_size: int, cp_size: int) -> None:
+    """Refuse a world that no job has.
+
+    Raises:
+        BindingInvalid: `B-TOPOLOGY`.
+    """
+    if min(tp_size, cp_size) < 1 or tp_size * cp_size > MAX_RANKS:
+        refuse("B-TOPOLOGY", f"a world of tp {tp_size}, cp {cp_size} has 1 to {MAX_RANKS:,} ranks.")
+
+
 class TopologyPolicy(StrEnum):
     """Whether the two sides must be cut alike."""
 
@@ -57,6 +71,7 @@ class Sharding:
     blocks: tuple[Range, ...]
 
     def __post_init__(self) -> None:
+        check_world(*self.world)
         for kind, rank, world in (
             ("tp", self.tp_rank, self.tp_world_size),
             ("cp", self.cp_rank, self.cp_world_size),

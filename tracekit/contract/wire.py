@@ -2,11 +2,12 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tracekit.contract.refuse import refuse
+from tracekit.errors import InvalidCall
 
 T = TypeVar("T")
 
@@ -80,17 +81,18 @@ def _parse_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any
 
 
 def _parse_noun(kind: Any, data: Any, where: str) -> Any:
+    """Every field is stated, those with a default too: what a file is silent about is not taken as sound."""
     given, hints = _typed(dict, data, where), get_type_hints(kind)
     unknown = sorted(given.keys() - hints.keys())
-    missing = sorted(
-        field.name
-        for field in fields(kind)
-        if field.default is MISSING and field.default_factory is MISSING and field.name not in given
-    )
+    missing = sorted(hints.keys() - given.keys())
     for word, names in (("does not know", unknown), ("needs", missing)):
         if names:
             refuse("B-JSON", f"{where} {word} {', '.join(names)}.")
-    return kind(**{name: _parse(hints[name], item, f"{where}.{name}") for name, item in given.items()})
+    parsed = {name: _parse(hints[name], item, f"{where}.{name}") for name, item in given.items()}
+    try:
+        return kind(**parsed)
+    except InvalidCall as error:  # of a noun that calls have too
+        refuse("B-JSON", f"{where}: {error}")
 
 
 _JSON_WORDS = {str: "string", int: "integer", bool: "boolean", float: "number"}
@@ -112,11 +114,10 @@ def schema(kind: Any) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": schema(arguments[1])}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
         return {
             "type": "object",
             "properties": {name: schema(hint) for name, hint in hints.items()},
-            "required": needed,
+            "required": list(hints),
             "additionalProperties": False,
         }
     if isinstance(kind, type) and issubclass(kind, StrEnum):

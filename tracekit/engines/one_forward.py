@@ -1,6 +1,7 @@
 """Which thread's forward of a model is recorded: one at a time, since their calls would mix in one step."""
 
 import threading
+from threading import get_ident
 
 OVERLAP = (
     "another thread's forward of the model was running, and one at a time is recorded; run them one after "
@@ -22,7 +23,7 @@ class OneForward:
 
     def take(self) -> bool:
         """Whether the forward that begins in this thread is the one that is recorded."""
-        me = threading.get_ident()
+        me = get_ident()
         with self._lock:
             if self._owner in (None, me):
                 self._owner = me
@@ -33,7 +34,7 @@ class OneForward:
 
     def refused(self) -> bool:
         """Whether the forward that ends in this thread was refused."""
-        me = threading.get_ident()
+        me = get_ident()
         with self._lock:
             refused = me in self._refused
             self._refused.discard(me)
@@ -46,5 +47,5 @@ class OneForward:
 
     def elsewhere(self) -> bool:
         """Whether this thread is not that of the forward that is recorded, or its own one was refused."""
-        owner, me = self._owner, threading.get_ident()
+        owner, me = self._owner, get_ident()
         return (owner is not None and owner != me) or me in self._refused

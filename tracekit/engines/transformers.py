@@ -5,6 +5,7 @@ table in their place, calls the original with the original arguments, and looks 
 """
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from transformers import AttentionInterface
 
 from tracekit.engines import transformers_backend
@@ -32,7 +34,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
-from tracekit.engines.transformers_waiting import Waiting, waiting
+from tracekit.engines.transformers_waiting import Copies, Waiting, may_wait, waiting
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.history import Computed
@@ -72,6 +74,8 @@ class Recorder:
         self._model = weakref.ref(model)
         modules = attention_modules(model)
         self._modules = weakref.WeakKeyDictionary(modules)
+        # A look into a table of weak keys costs twice as much, and every launch needs one.
+        self._known = {id(module): (weakref.ref(module), layer) for module, layer in modules.items()}
         session.names.update({layer: name for name, layer in module_names(model, modules).items()})
         self._sequences = Sequences(session)
         self._weights = ProvenWeights(model, session.history.doubt)
@@ -91,11 +95,15 @@ class Recorder:
         self._watches: dict[int, tuple[Watch, ExitStack]] = {}
         self._indexed: set[int] = set()
         self._waiting: list[Waiting] = []
+        self._hopeless: set[int] = set()
+        """Layers that waited in vain: they are looked at before anything of them is copied."""
         self._compiled = False
         self._closed = False
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The model is gone. Where Python is (a forked child closes nothing), torch must not be called."""
+        if not _ends():
+            self.close()
 
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""
@@ -132,7 +140,7 @@ class Recorder:
 
     def before_forward(self, model: Any, args: Any, kwargs: Any) -> None:
         """Begin a step: read which tokens the forward is about."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             self._note_compiled()
             return
         if not self._is_mine(model) or not self._turn.take():
@@ -165,7 +173,7 @@ class Recorder:
 
     def after_forward(self, model: Any, _: Any, result: Any) -> None:
         """End the step."""
-        if torch.compiler.is_compiling() or not self._is_mine(model) or self._turn.refused():
+        if is_compiling() or not self._is_mine(model) or self._turn.refused():
             return
         try:
             self._look_at_waiting()
@@ -216,7 +224,7 @@ class Recorder:
 
     def _before_attention(self, module: Any, _: Any, kwargs: Any) -> None:
         """See a cache that the model has made itself, before the first layer writes to it."""
-        if torch.compiler.is_compiling() or self._turn.elsewhere():
+        if is_compiling() or self._turn.elsewhere():
             return
         if self._forward is not None and not self._forward.placed:
             cache = cache_of(kwargs)
@@ -234,7 +242,7 @@ class Recorder:
 
     def _before_indexer(self, module: Any, _: Any) -> None:
         layer = self._layers.get(module)
-        if layer is None or torch.compiler.is_compiling() or self._turn.elsewhere():
+        if layer is None or is_compiling() or self._turn.elsewhere():
             return
         if self._forward is None or not self._session.wants(layer):
             return
@@ -250,7 +258,7 @@ class Recorder:
 
     def _after_indexer(self, module: Any, _: Any, result: Any) -> None:
         layer = self._layers.get(module)
-        if torch.compiler.is_compiling() or self._turn.elsewhere() or layer not in self._watches:
+        if is_compiling() or self._turn.elsewhere() or layer not in self._watches:
             return
         watch, stack = self._watches.pop(layer)
         stack.close()
@@ -262,59 +270,63 @@ class Recorder:
         except Exception as error:
             self._session.fail(error, f"indexer of layer {layer}", fired=False)
 
-    def ours(self, module: Any) -> int | None:
-        """The layer of a module whose call is looked at; None for one that is not recorded."""
-        if torch.compiler.is_compiling() or self._turn.elsewhere():
-            return None
-        return self._modules.get(module)
-
-    def passes(self, layer: int) -> bool:
-        """Whether a launch of the forward that runs is filtered out; it is counted then."""
-        return self._forward is not None and self._session.passes(layer)
+    def looks(self, module: Any) -> bool:
+        """Whether the call of a module is to be recorded; one that is filtered out is counted."""
+        if is_compiling() or self._turn.elsewhere():
+            return False
+        known = self._known.get(id(module))
+        if known is None or known[0]() is not module:
+            return False
+        return self._forward is None or not self._session.passes(known[1])
 
     def take(self, kernel: Kernel, call: KernelCall) -> None:
         """Record a call that has just run, or let it wait. Nothing that happens here reaches the engine."""
+        layer = call.module.layer_idx
         try:
-            later = waiting(kernel, call, self._forward)
+            forward = self._ready(layer)
+            if not self._session.wants(layer):
+                self._session.skip()
+            elif layer not in self._hopeless and may_wait(call, forward):
+                self._waiting.append(waiting(kernel, call, self._session.arena))
+            else:
+                self._look(kernel, call, forward)
         except Exception as error:
-            self._session.fail(error, f"layer {call.module.layer_idx}")
-            return
-        if later is None:
-            self._look(kernel, call)
-        else:
-            self._waiting.append(later)
+            self._session.fail(error, f"layer {layer}")
 
     def _look_at_waiting(self) -> None:
         """Record what waited for the end of its forward."""
         launches, self._waiting = self._waiting, []
         for later in launches:
+            layer = later.module.layer_idx
             try:
-                self._look(later.kernel, later.checked())
-            except Unsupported as written:
-                self._session.fail(written, f"layer {later.call.module.layer_idx}")
+                if self._session.wants(layer):  # the budget may have been spent since
+                    self._look(later.kernel, later.checked(), self._ready(layer), later.copies)
+                else:
+                    self._session.skip()
+            except Exception as error:
+                self._hopeless.add(layer)
+                self._session.fail(error, f"layer {layer}")
 
-    def _look(self, kernel: Kernel, call: KernelCall) -> None:
+    def _ready(self, layer: int) -> Forward:
+        """Return the forward that runs, in which calls of a layer can be recorded; raise why they cannot."""
+        if layer in self._refused:
+            raise self._refused[layer]
+        if self._forward is None:
+            raise Unsupported(
+                "its forward could not be read (see above), or it ran outside the model's forward.",
+                rule="T-FORWARD",
+            )
+        if not self._forward.placed:
+            raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
+        return self._forward
+
+    def _look(self, kernel: Kernel, call: KernelCall, forward: Forward, copies: Copies | None = None) -> None:
         """Record a call now."""
         layer = call.module.layer_idx
-        try:
-            if layer in self._refused:
-                raise self._refused[layer]
-            if self._forward is None:
-                raise Unsupported(
-                    "its forward could not be read (see above), or it ran outside the model's forward.",
-                    rule="T-FORWARD",
-                )
-            if not self._session.wants(layer):
-                self._session.skip()
-                return
-            if not self._forward.placed:
-                raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
-            self._session.capture(capture_call(kernel, call, self._forward, self._session.arena))
-            if layer in self._sparse and layer not in self._indexed:
-                missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
-                self._session.fail(missing, f"layer {layer}", fired=False)
-        except Exception as error:
-            self._session.fail(error, f"layer {layer}")
+        self._session.capture(capture_call(kernel, call, forward, self._session.arena, copies))
+        if layer in self._sparse and layer not in self._indexed:
+            missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
+            self._session.fail(missing, f"layer {layer}", fired=False)
 
 
 def _close(reference: "weakref.ref[Recorder]") -> None:

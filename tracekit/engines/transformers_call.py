@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.engines.torch_bits import Copied, borrow, own, take_rows, torch_kind, widened
+from tracekit.engines.torch_bits import borrow, take_rows, torch_kind, widened
 from tracekit.engines.transformers_common import Common, Kernel, KernelCall, common
 from tracekit.engines.transformers_families import Slots, compresses
 from tracekit.engines.transformers_mask import MaskReading
 from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
+from tracekit.engines.transformers_waiting import Copies
 from tracekit.errors import Unsupported
 from tracekit.model import (
     Bits,
@@ -41,9 +42,7 @@ class Owned(NamedTuple):
         module: name of the attention module's class.
         boundary: where O is taken.
         handles: the request of each batch place.
-        q: `[B, H, S, D]`.
-        out: `[B, S, H, Dv]`.
-        lse: `[B, S, H]` or None.
+        copies: Q `[B, H, S, D]`, O `[B, S, H, Dv]`, LSE `[B, S, H]` or None.
         sink: FP32 `[H]` or None.
     """
 
@@ -52,14 +51,21 @@ class Owned(NamedTuple):
     module: str
     boundary: str
     handles: list[Handle]
-    q: Copied
-    out: Copied
-    lse: Copied | None
+    copies: Copies
     sink: Bits | None
 
 
-def capture_call(kernel: Kernel, call: KernelCall, forward: Forward, arena: Arena) -> Launch:
+def capture_call(
+    kernel: Kernel, call: KernelCall, forward: Forward, arena: Arena, copies: Copies | None = None
+) -> Launch:
     """Return the logical side of a call; q, out and lse are copied now, KV is borrowed, the rest waits.
+
+    Args:
+        kernel: what ran.
+        call: its arguments and answer.
+        forward: that it belongs to.
+        arena: where copies lie.
+        copies: of q, out and lse, where they were made already.
 
     Raises:
         Unsupported: the call does something that a trace cannot say.
@@ -79,9 +85,7 @@ def capture_call(kernel: Kernel, call: KernelCall, forward: Forward, arena: Aren
         f"{type(call.module).__module__}.{type(call.module).__qualname__}",
         "before inverse rope" if compresses(call.module) else "attention core",
         forward.handles,
-        own(call.q, arena),
-        own(call.out, arena),
-        None if call.lse is None else own(call.lse, arena),
+        copies or Copies.of(call, arena),
         None if sinks is None else widened(sinks, "sinks"),
     )
     size = call.q.nbytes + call.out.nbytes + (0 if call.lse is None else call.lse.nbytes)
@@ -93,9 +97,9 @@ def describe(owned: Owned) -> Observation:
     shared = owned.common
     batch = shared.slots.batch
     place = {b: index for index, b in enumerate(batch.present)}
-    q = take_rows(owned.q.tensor().transpose(1, 2), batch.row_slots, "q")
+    q = take_rows(owned.copies.q.tensor().transpose(1, 2), batch.row_slots, "q")
     identity = shared.kernel.identity(shared.device)
-    lse = None if owned.lse is None else owned.lse.tensor()
+    lse = None if owned.copies.lse is None else owned.copies.lse.tensor()
     return Observation(
         layer=owned.layer,
         requests=tuple(owned.handles[b] for b in batch.present),
@@ -105,7 +109,7 @@ def describe(owned: Owned) -> Observation:
         kv={},
         sink=owned.sink,
         selection=shared.reading.selection,
-        out=Output(take_rows(owned.out.tensor(), batch.row_slots, "out"), Origin.EXECUTED),
+        out=Output(take_rows(owned.copies.out.tensor(), batch.row_slots, "out"), Origin.EXECUTED),
         lse=None if lse is None else Output(take_rows(lse, batch.row_slots, "lse"), Origin.EXECUTED),
         conventions=_conventions(owned, q.dtype),
         provenance=Provenance(
@@ -151,7 +155,7 @@ def _conventions(owned: Owned, dtype: DType) -> Conventions:
     kernel, scaling = shared.kernel, shared.scaling
     looks_back = _looks_back(shared.reading, shared.slots.batch.positions)
     return Conventions(
-        scale_to_bits(float(owned.q.shape[-1] ** -0.5 if scaling is None else scaling)),
+        scale_to_bits(float(owned.copies.q.shape[-1] ** -0.5 if scaling is None else scaling)),
         causal=bool(shared.scalars["module_is_causal"]) and looks_back,
         window=shared.window,
         output_boundary=owned.boundary,

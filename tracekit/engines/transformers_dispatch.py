@@ -14,12 +14,8 @@ from tracekit.engines.transformers_points import Attention, own_eager
 class Looker(Protocol):
     """What looks at the calls of one model. The table holds it weakly: it ends with its model."""
 
-    def ours(self, module: Any) -> int | None:
-        """The layer of a module whose call is looked at; None for one that is not recorded."""
-        ...
-
-    def passes(self, layer: int) -> bool:
-        """Whether a launch of the forward that runs is filtered out; it is counted then."""
+    def looks(self, module: Any) -> bool:
+        """Whether the call of a module is to be recorded; one that is filtered out is counted."""
         ...
 
     def take(self, kernel: Kernel, call: KernelCall) -> None:
@@ -36,8 +32,7 @@ def wrap(recorder: Looker, kernel: Kernel, original: Attention | None) -> Attent
     ) -> tuple[torch.Tensor, Any]:
         function = own_eager(module) if original is None else original
         recorder = reference()
-        layer = None if recorder is None else recorder.ours(module)
-        if recorder is None or layer is None or recorder.passes(layer):
+        if recorder is None or not recorder.looks(module):
             return function(module, query, key, value, attention_mask, **kwargs)
         result = function(module, query, key, value, attention_mask, **kwargs)
         recorder.take(kernel, KernelCall(module, query, key, value, attention_mask, kwargs, result[0]))
@@ -54,7 +49,7 @@ def wrap_tka1(recorder: Looker, original: Attention) -> Attention:
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, Any]:
         recorder = reference()
-        if recorder is None or recorder.ours(module) is None:
+        if recorder is None or not recorder.looks(module):
             return original(module, query, key, value, attention_mask, **kwargs)
         # The same computation; transformers has no place for the LSE, a trace has.
         out, lse = transformers_backend.attend(module, query, key, value, attention_mask, **kwargs)

@@ -1,19 +1,38 @@
-"""Launches of few rows, which wait for the end of their forward before anybody looks at them.
+"""Launches that wait for the end of their forward before anybody looks at them.
 
-A decode step has one small launch a layer, and the weights of a layer leave nothing else in the processor's
-caches: looked at one by one, each launch would pay for reading the recorder anew, which takes longer than the
-look. So only what the engine goes on with is copied at once, Q and O. Keys and values stay in the cache of
-the model until the forward has ended, and torch counts how often they are written to.
+The weights of a layer leave nothing else in the processor's caches: looked at one by one, each launch would
+pay for reading the recorder anew, which takes longer than the look. So only what the engine goes on with is
+copied at once, Q and O. Keys, values and masks stay where they are until the forward has ended, and torch
+counts how often they are written to.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from tracekit.engines.torch_bits import Copied, own
 from tracekit.engines.transformers_common import Kernel, KernelCall
 from tracekit.engines.transformers_step import Forward
 from tracekit.errors import Unsupported
+from tracekit.recorder.arena import Arena
 
 FEW = 64 << 10
-"""Bytes of Q up to which a copy is cheaper than a look."""
+"""Bytes of Q up to which the keys and values of a launch are kept alive for it, where no cache does."""
+
+
+class Copies(NamedTuple):
+    """The tensors of a launch that the engine goes on with, as they were when it ran."""
+
+    q: Copied
+    out: Copied
+    lse: Copied | None
+
+    @classmethod
+    def of(cls, call: KernelCall, arena: Arena) -> "Copies":
+        """Copy them now."""
+        return cls(
+            own(call.q, arena), own(call.out, arena), None if call.lse is None else own(call.lse, arena)
+        )
 
 
 class Waiting(NamedTuple):
@@ -21,44 +40,67 @@ class Waiting(NamedTuple):
 
     Args:
         kernel: what ran.
-        call: its arguments and answer.
-        versions: how often torch had changed keys and values in place when it ran.
+        copies: of its Q and outputs.
+        module, k, v, mask, kwargs: as in `KernelCall`.
+        versions: how often torch had changed keys, values and mask in place when it ran.
     """
 
     kernel: Kernel
-    call: KernelCall
-    versions: tuple[int, int]
+    copies: Copies
+    module: Any
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    kwargs: dict[str, Any]
+    versions: tuple[int, ...]
 
     def checked(self) -> KernelCall:
-        """Return the call, whose keys and values are still those of the launch.
+        """Return the call, whose keys, values and mask are still those of the launch.
 
         Raises:
             Unsupported: `T-WRITTEN` when they were written to since then.
         """
-        if (self.call.k._version, self.call.v._version) != self.versions:
+        if _versions(self.k, self.v, self.mask) != self.versions:
             raise Unsupported(
-                "its keys or values were written to between its launch and the end of its forward; the "
-                "call is not kept. Let a cache write them before the attention function, as DynamicCache "
-                "does.",
+                "its keys or values were written to between its launch and the end of its forward, or its "
+                "mask was; the call is not kept. Let a cache write them before the attention function, as "
+                "DynamicCache does.",
                 rule="T-WRITTEN",
             )
-        return self.call
+        q, out, lse = self.copies
+        seen = q.tensor(), self.k, self.v, self.mask, self.kwargs, out.tensor()
+        return KernelCall(self.module, *seen, None if lse is None else lse.tensor())
 
 
-def waiting(kernel: Kernel, call: KernelCall, forward: Forward | None) -> Waiting | None:
-    """Return a launch that may wait; None for one that has to be looked at now.
+def may_wait(call: KernelCall, forward: Forward) -> bool:
+    """Whether a launch may wait for the end of its forward.
 
-    That is: one of many rows, one whose keys and values no cache keeps alive, one in whose Q the strides
-    would not outlive a copy or which has a gradient, and one of tensors that torch does not count writes to.
+    One may not: whose keys and values nobody else keeps alive, unless it is small; whose Q has strides that
+    would not outlive a copy, or a gradient; and one of tensors that torch does not count writes to.
     """
-    q, out = call.q, call.out
-    if forward is None or not forward.placed or q.nbytes > FEW or q.requires_grad or not q.is_contiguous():
-        return None
-    if forward.cache is None or call.k.is_inference() or call.v.is_inference():
-        return None
-    lse = None if call.lse is None else call.lse.clone()
-    return Waiting(
-        kernel,
-        call._replace(q=q.clone(), out=out.detach().clone(), lse=lse),
-        (call.k._version, call.v._version),
-    )
+    q, k, v = call.q, call.k, call.v
+    if not forward.placed or forward.cache is None or q.requires_grad or not q.is_cpu or not k.is_cpu:
+        return False
+    if k.is_inference() or v.is_inference() or (call.mask is not None and call.mask.is_inference()):
+        return False
+    if not (q.is_contiguous() or q.transpose(1, 2).is_contiguous()):
+        return False
+    return q.nbytes <= FEW or _holds(forward.cache, call)
+
+
+def waiting(kernel: Kernel, call: KernelCall, arena: Arena) -> Waiting:
+    """Return a launch that `may_wait`, with copies of what the engine goes on with."""
+    module, _, k, v, mask, kwargs, *_ = call
+    return Waiting(kernel, Copies.of(call, arena), module, k, v, mask, kwargs, _versions(k, v, mask))
+
+
+def _holds(cache: Any, call: KernelCall) -> bool:
+    """Whether the keys and values of a launch are the cache's own tensors."""
+    layers, index = getattr(cache, "layers", ()), call.module.layer_idx
+    if not 0 <= index < len(layers):
+        return False
+    return getattr(layers[index], "keys", None) is call.k and getattr(layers[index], "values", None) is call.v
+
+
+def _versions(k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple[int, ...]:
+    return (k._version, v._version) if mask is None else (k._version, v._version, mask._version)

@@ -16,7 +16,7 @@ class Choice:
     """The filters of a user, held against the step that runs.
 
     `shut` says that nothing more of the step is wanted; `names` are the names of the layers' modules;
-    `always` says of layers whether they are wanted, where that holds in every step that is not shut.
+    `always` and `never` are the layers that are wanted in every step that is not shut, and in none.
 
     Args:
         filters: what to keep.
@@ -29,7 +29,8 @@ class Choice:
         self.shut = False
         self._requests = requests
         self._members: tuple[Handle, ...] = ()
-        self.always: dict[int, bool] = {}
+        self.always: set[int] = set()
+        self.never: set[int] = set()
         self.of_rows = filters.rows is not None or filters.by_request
 
     def begin(self, step: int, tokens: Mapping[Handle, Array], mode: Mode) -> None:
@@ -39,10 +40,9 @@ class Choice:
 
     def wants(self, layer: int) -> bool:
         """Whether any row of a launch of this layer may be wanted."""
-        if self.shut:
+        if self.shut or layer in self.never:
             return False
-        always = self.always.get(layer)
-        return self._decide(layer) if always is None else always
+        return layer in self.always or self._decide(layer)
 
     def take(self, launch: Launch) -> tuple[Launch, int] | None:
         """Return the wanted rows of a launch and how many were left out; None where no row is wanted."""
@@ -72,8 +72,9 @@ class Choice:
     def _decide(self, layer: int) -> bool:
         """What `wants` says of a layer, kept where it will always be so."""
         if not self.filters.by_request:
-            self.always[layer] = self.filters.keeps(layer, self._name(layer), "")
-            return self.always[layer]
+            kept = self.filters.keeps(layer, self._name(layer), "")
+            (self.always if kept else self.never).add(layer)
+            return kept
         if not self._members:
             return self.filters.keeps(layer, self._name(layer), "")
         return any(self._keeps(layer, handle) for handle in self._members)

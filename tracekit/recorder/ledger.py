@@ -8,11 +8,14 @@ from tracekit.model import StepRecord, Tag
 
 @dataclass
 class OpenStep:
-    """A step while it runs; `expected` is None where nobody knows how many hooks it has."""
+    """A step while it runs; `expected` is None where nobody knows how many hooks it has.
+
+    `looked_at` counts the hooks that fired for launches that no filter left out.
+    """
 
     step: int
     expected: int | None
-    fired: int = 0
+    looked_at: int = 0
     recorded: int = 0
     filtered: int = 0
     wanted: int = 0
@@ -29,16 +32,16 @@ class OpenStep:
 
     def close(self) -> StepRecord:
         """Return the line. Hooks that should have fired and did not are a reason of their own."""
-        expected = self.fired if self.expected is None else self.expected
-        if self.fired < expected and not self.reasons:
+        fired = self.looked_at + self.filtered
+        expected = fired if self.expected is None else self.expected
+        if fired < expected and not self.reasons:
             self.cut(
-                f"{expected - self.fired} of {expected} attention modules did not call the "
-                "attention interface"
+                f"{expected - fired} of {expected} attention modules did not call the attention interface"
             )
         return StepRecord(
             self.step,
             expected,
-            self.fired,
+            fired,
             self.recorded,
             self.filtered,
             "; ".join(self.reasons),

@@ -63,12 +63,15 @@ class Session:
     ) -> None:
         self.requests = RequestTable()
         self._choice = Choice(filters or Filters(), self.requests)
+        self._never = self._choice.never
         self.identity = Identity()
         self.rank = 0
         self.share: Share | None = None
         self.notes: dict[str, str] = {}
         self.problems: list[str] = []
         self.written: object = None
+        self.astray: Callable[[], None] | None = None
+        """Called once, with the first step of a process that was forked: nobody writes what it records."""
         self.history = HistoryLog()
         self.updates = 0
         self.indexer_calls: list[IndexerCall] = []
@@ -123,6 +126,9 @@ class Session:
                 history of requests (docs/gate.md); a step without them ends the history.
         """
         self.end("the step before it did not end")
+        if self.astray is not None:
+            astray, self.astray = self.astray, None
+            astray()
         modes = {handle: self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)}
         self._mode = mode or (Mode.DECODE if set(modes.values()) == {Mode.DECODE} else Mode.PREFILL)
         if spans is not None:
@@ -163,21 +169,19 @@ class Session:
 
     def passes(self, layer: int) -> bool:
         """Count a launch that is not wanted; whether that was so."""
-        if self._choice.always.get(layer, True):
-            if self._choice.wants(layer):
-                return False
-        elif self._open is not None and not self._spent:  # what every launch of a filtered layer pays
-            self._open.fired += 1
-            self._open.filtered += 1
+        if layer in self._never and self._open is not None and not self._spent:
+            self._open.filtered += 1  # what every launch of a filtered layer pays
             return True
+        if self._choice.wants(layer):
+            return False
         self.skip()
         return True
 
     def skip(self) -> None:
         """Count a launch that `wants` did not want."""
-        step = self._open or self._running()
-        step.fired += 1
+        step = self._running()
         if self._spent:
+            step.looked_at += 1
             step.cut(self._spent)
         else:
             step.filtered += 1
@@ -226,7 +230,7 @@ class Session:
         step.wanted += size
         if not self._held.fits(kept.size):
             self._spend(step)
-            step.fired += 1
+            step.looked_at += 1
             return
         try:
             stored = self._held.keep(self.current, self._mode, kept)
@@ -235,7 +239,7 @@ class Session:
             return
         step.wanted += stored
         step.written += stored + kept.size
-        step.fired += 1
+        step.looked_at += 1
         step.recorded += 1
 
     def observe_indexer(self, seen: IndexerObservation) -> None:
@@ -275,7 +279,7 @@ class Session:
         """
         text = f"{where}: {error}" if isinstance(error, TracekitError) else f"{where}: {error!r}"
         step = self._running()
-        step.fired += fired
+        step.looked_at += fired
         if step.cut(text):
             self.problems.append(f"step {self.current}, {text}")
 

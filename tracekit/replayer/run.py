@@ -1,12 +1,12 @@
 """`replay`: traces × kernels × claims -> verdicts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from threading import Event, Lock
 from typing import NamedTuple
 
-from tracekit.env import check_timeout, settings, usable_cores
+from tracekit.env import check_threads, check_timeout, settings, usable_cores
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable, UsageError
 from tracekit.gate.recorded import Judgement, judge
 from tracekit.gate.trace_launch import Launch
@@ -68,8 +68,8 @@ def replay(
     Raises:
         NothingSelected: the filters leave no call of a trace.
         TraceCorrupt: as above.
-        UsageError: a provider, a claim, or a part of a filter does not exist, no trace is given, or the
-            timeout is out of range.
+        UsageError: a provider, a claim, or a part of a filter does not exist, no trace is given, a list is
+            empty, or the timeout or the number of threads is out of range.
         Unavailable: a provider that was named needs something that is not installed; with claims by name
             they are *not run* instead.
         ProviderFailed: a provider that was named failed before it could run; with claims by name they are
@@ -80,9 +80,12 @@ def replay(
     check_claims(claims)
     kernels = None
     if providers is not None:
+        if not providers:
+            raise UsageError("no kernel is named; leave the list out for the defaults.", rule="R-NONE")
         kernels = [spec for spec in providers if spec not in indexer_registry.BUILTIN]
     for spec in kernels or ():
         registry.check(spec)
+    check_threads(threads, "the number of threads")
     limit = settings().timeout if timeout is None else check_timeout(timeout, "the timeout")
     wanted_layers = None if layers is None else list(layers)
     wanted_requests = None if requests is None else list(requests)
@@ -146,7 +149,7 @@ def _one(
             if whole:  # part of a history is none that could be judged
                 launches.append(Launch.of(call))
             if index == indices[0]:
-                sessions, early = desk.sessions(trace, call, kernels)
+                sessions, early = desk.sessions(trace, _of_each_kernel(trace, indices, call), kernels)
                 indexers, sooner = desk.indexer_sessions(trace, providers)
                 early += sooner
             for session in sessions:
@@ -202,6 +205,17 @@ def _jobs(asked: int | None, traces: Sequence[TraceLike]) -> int:
     if len({id(trace) for trace in traces}) < len(traces):
         return 1
     return min(usable_cores() if asked is None else asked, len(traces))
+
+
+def _of_each_kernel(trace: TraceLike, indices: Sequence[int], first: AttentionCall) -> list[AttentionCall]:
+    """Return the first of the selected calls of each recorded kernel, in the order of the trace."""
+    heads, found = trace.heads, {first.provenance.executed.kernel: first}
+    for index in indices:
+        kernel = getattr(heads[index], "kernel", first.provenance.executed.kernel)
+        if kernel not in found:
+            with suppress(TracekitError):  # told when its turn comes, after what is found before it
+                found[kernel] = trace.call(index)
+    return list(found.values())
 
 
 def _visit_indexers(

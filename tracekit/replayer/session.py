@@ -20,6 +20,7 @@ from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Grounded, Relation, Rescheduled, subject_of
 from tracekit.replayer.gradients import compare_gradients
+from tracekit.replayer.hollow import hollow
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
@@ -51,6 +52,7 @@ class Session:
     capabilities: Capabilities | None
     _bounds: dict[Roundings, Envelope] = field(default_factory=dict)
     _judged: Answered | None = None
+    _hollow: dict[int, tuple[Bits, str]] = field(default_factory=dict)
 
     def visit(self, index: int, call: AttentionCall) -> None:
         """Judge one call under every claim that still stands.
@@ -58,7 +60,7 @@ class Session:
         Only a claim about the trace gets the recorded launch. A variant is a fresh launch, so what it is
         compared with must be one too, or it would also vary padding, layout and the kind of mask.
         """
-        self._bounds, self._judged = {}, None
+        self._bounds, self._judged, self._hollow = {}, None, {}
         open_claims = [tally for tally in self.tallies if not tally.stopped]
         claims = [tally for tally in open_claims if self._concerns(tally, call)]
         fresh = call if call.launch is None else replace(call, launch=None)
@@ -99,7 +101,7 @@ class Session:
         if tally.relation.expects is not Expectation.TRACE:
             return True
         if call.out is None:
-            tally.not_applicable["the trace holds no output"] += 1
+            tally.no_output["the trace holds no output"] += 1
         elif call.out.origin is Origin.DERIVED:
             tally.no_evidence["a derived output is no evidence"] += 1
         elif call.launch is None and self.capabilities is not None and self.capabilities.launch_plan:
@@ -162,6 +164,8 @@ class Session:
     ) -> None:
         assert self.worker is not None
         covered = np.zeros(call.num_rows, np.bool_)
+        if (wanted := expected.get("out")) is not None and (why := self._is_hollow(call, wanted)):
+            tally.missing = tally.missing or f"{why}, call {index}: equal bits of it prove nothing"
         before = tally.variants
         for name, answered in self.worker.variants(call, tally.relation, self.seed, self.threads):
             if tally.relation.expects is Expectation.TRACE and _is_another(tally, call, answered):
@@ -261,6 +265,12 @@ class Session:
             or not compare_gradients(call, baseline, answered)[0].same
             for _, answered in variants
         )
+
+    def _is_hollow(self, call: AttentionCall, out: Bits) -> str:
+        """Asked once an answer, which is kept so that no other one gets its id."""
+        if id(out) not in self._hollow:
+            self._hollow[id(out)] = out, hollow(call, out)
+        return self._hollow[id(out)][1]
 
     def _bound(self, call: AttentionCall) -> Envelope:
         declared = call.conventions.score_dtype, call.conventions.probability_dtype

@@ -1,0 +1,35 @@
+"""Equal bits of nothing are no evidence: NaN, infinities, and outputs that nobody wrote."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tracekit.model import Bits, KVRows
+from tracekit.replayer import replay
+from tracekit.testing import MemoryTrace, dense_call
+from tracekit.verdict import Exit, Status
+
+CALL = dense_call(lengths=(6, 4), seed=1)
+
+
+@pytest.mark.parametrize("kernel", ["GivesNan", "GivesOneInfinity", "WritesNothing"])
+@pytest.mark.parametrize("claim", ["rerun", "rows", "solo"])
+def test_an_answer_that_is_none_is_held_by_no_claim(kernel, claim):
+    report = replay([MemoryTrace((CALL,))], providers=[f"tests.replayer.faulty:{kernel}"], claims=[claim])
+
+    assert report.find(claim).status is Status.INCONCLUSIVE
+    assert "prove nothing" in report.find(claim).reason
+    assert report.exit_code == Exit.INCONCLUSIVE
+
+
+def test_zeros_that_are_the_right_answer_are_one():
+    kv = {
+        key: {family: KVRows(rows.keys, Bits(np.zeros_like(rows.value_bits.data), rows.value_bits.dtype))
+              for family, rows in families.items()}
+        for key, families in CALL.kv.items()
+    }  # fmt: skip
+
+    report = replay([MemoryTrace((replace(CALL, kv=kv),))], providers=["tka1"], claims=["rows"])
+
+    assert report.find("rows").status is Status.HELD
