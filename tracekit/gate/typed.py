@@ -22,7 +22,8 @@ def check_types(event: Any) -> None:
     if isinstance(event, Attend):
         _check_attend(event)
     else:
-        for name, kinds in _fields(type(event)):
+        kind: Any = type(event)
+        for name, kinds in _fields(kind):
             _check(event, name, getattr(event, name), kinds)
 
 
