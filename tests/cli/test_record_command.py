@@ -92,6 +92,20 @@ def test_a_killed_process_is_told_and_the_others_are_kept(out):
     assert all("rank 1 is missing" in line.cut for line in ledger(out))
 
 
+def test_a_forked_child_that_leaves_by_itself_ends_as_it_would_have(out):
+    """Nothing of the recording may abort it while Python frees what it has, nor write its parent's trace."""
+    done, told = record(out, *GENERATE, "5,6,7", "fork and leave")
+    assert (done.returncode, told["problems"]) == (0, []), done.stderr
+
+
+def test_a_forked_child_that_runs_the_model_is_not_passed_over(out):
+    """Its parent's recording has nothing of it, and a trace that lacks a process says so."""
+    done, told = record(out, *GENERATE, "5,6,7", "fork and run")
+    assert (done.returncode, told["command_exit_code"]) == (3, 0)
+    assert [problem for problem in told["problems"] if "was forked after its model" in problem]
+    assert told["calls"] == 2 * 3
+
+
 def test_a_forked_child_leaves_the_trace_of_its_parent_alone(out):
     done, told = record(out, *GENERATE, "5,6,7", "fork")
     assert (done.returncode, told["problems"]) == (0, []), done.stderr
@@ -281,3 +295,10 @@ def test_a_command_that_cannot_be_run_is_told(out):
         done, _ = record(out, command)
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
         assert list(out.parent.iterdir()) == []
+
+
+def test_a_command_that_takes_the_folder_away_is_told_that_nothing_is_there(out):
+    done, told = record(out, "sh", "-c", 'rm -r "$(dirname "$TRACEKIT_RECORD")"')
+    assert (done.returncode, told["path"]) == (3, None)
+    assert "no process recorded anything" in told["problems"][0]
+    assert not list(out.parent.iterdir())

@@ -181,3 +181,36 @@ def test_only_recorded_gets_the_recorded_launch():
     )
 
     assert [verdict.status for verdict in report.verdicts] == [Status.HELD] * 3
+
+
+def _of_kernel(call, kernel):
+    ran = replace(call.provenance.executed, kernel=kernel)
+    return replace(call, provenance=replace(call.provenance, executed=ran))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["last", "first"])
+def test_every_recorded_kernel_is_planned_wherever_its_calls_stand(order):
+    """One that only the second call was computed by is not passed over in silence."""
+    first, second = TRACE.calls[:2]
+    calls = first, _of_kernel(second, "somebody")
+    trace = MemoryTrace(tuple(calls[n] for n in order))
+
+    report = replay([trace], claims=["recorded"])
+
+    assert report.find("recorded", "tka1").status is Status.HELD
+    assert report.find("recorded", "somebody").status is Status.NOT_RUN
+    assert report.exit_code == Exit.NOT_RUN
+
+
+@pytest.mark.parametrize("gone", ["no output", "derived"])
+def test_a_named_claim_is_not_run_on_calls_without_evidence(gone):
+    first, second = TRACE.calls[:2]
+    without = {"no output": None, "derived": replace(second.out, origin=Origin.DERIVED)}[gone]
+    trace = MemoryTrace((first, replace(second, out=without, lse=None)))
+
+    report = replay([trace], claims=["recorded"], providers=["tka1"])
+
+    assert report.find("recorded").status is Status.HELD
+    assert "left out: " in report.find("recorded").reason
+    assert report.find("recorded").left_out == 1
+    assert report.exit_code == Exit.NOT_RUN

@@ -78,6 +78,7 @@ class Recordings:
         self._filters = found.filters
         self._count = 0
         self._running: dict[Finalize[Any], _Running] = {}
+        os.register_at_fork(after_in_child=self._forked)
 
     def begin(
         self, join: Callable[[Session, ExitStack], None], share: Share | None, model: object = None
@@ -118,6 +119,15 @@ class Recordings:
         path = self._next_path(share_of_environment(os.environ))
         with suppress(OSError):
             path.with_name(path.name + STARTED).write_text(reason)
+
+    def _forked(self) -> None:
+        """In a child: what it runs of a model whose recording its parent began is in no trace."""
+        for running in self._running.values():
+            running.session.astray = partial(
+                self.lose,
+                "a process was forked after its model had begun to be recorded, and what the model ran in it "
+                "is in no trace; fork before the model's first call, or spawn",
+            )
 
     def _next_path(self, share: Share | None) -> Path:
         self._count += 1

@@ -5,6 +5,7 @@ table in their place, calls the original with the original arguments, and looks 
 """
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -99,8 +100,10 @@ class Recorder:
         self._compiled = False
         self._closed = False
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The model is gone. Where Python is (a forked child closes nothing), torch must not be called."""
+        if not _ends():
+            self.close()
 
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""

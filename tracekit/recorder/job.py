@@ -181,7 +181,7 @@ def _gather(folder: Path, out: Path, code: int, command: Sequence[str], progress
                 path.unlink(missing_ok=True)
     except TracekitError as error:
         problems.append(f"the traces are not merged: {error}")
-    kept = folder if any(folder.iterdir()) else None
+    kept = folder if any(folder.glob("*")) else None  # a command may have taken the folder away
     return Outcome(code, len(sound), summary, tuple(problems), kept)
 
 

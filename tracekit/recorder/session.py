@@ -70,6 +70,8 @@ class Session:
         self.notes: dict[str, str] = {}
         self.problems: list[str] = []
         self.written: object = None
+        self.astray: Callable[[], None] | None = None
+        """Called once, with the first step of a process that was forked: nobody writes what it records."""
         self.history = HistoryLog()
         self.updates = 0
         self.indexer_calls: list[IndexerCall] = []
@@ -124,6 +126,9 @@ class Session:
                 history of requests (docs/gate.md); a step without them ends the history.
         """
         self.end("the step before it did not end")
+        if self.astray is not None:
+            astray, self.astray = self.astray, None
+            astray()
         modes = {handle: self.requests[handle].extend(new) for handle, new in tokens.items() if len(new)}
         self._mode = mode or (Mode.DECODE if set(modes.values()) == {Mode.DECODE} else Mode.PREFILL)
         if spans is not None:

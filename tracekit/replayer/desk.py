@@ -52,13 +52,19 @@ class Desk:
         return worker
 
     def sessions(
-        self, trace: TraceLike, first: AttentionCall, asked: Sequence[str] | None
+        self, trace: TraceLike, firsts: Sequence[AttentionCall], asked: Sequence[str] | None
     ) -> tuple[list[Session], list[Verdict]]:
-        """Return the kernels to run on a trace, and verdicts on those that cannot run here."""
+        """Return the kernels to run on a trace, and verdicts on those that cannot run here.
+
+        Args:
+            trace: the trace.
+            firsts: a call of each kernel that was recorded.
+            asked: the kernels that the user named.
+        """
         sessions, early, unfit = [], [], []
-        for planned in providers_of(first, asked):
+        for planned in providers_of(firsts, asked):
             try:
-                sessions.append(self._session(planned, first))
+                sessions.append(self._session(planned))
             except _DoesNotFit as reason:
                 unfit.append((planned, reason))
             except (Unavailable, ProviderFailed) as error:
@@ -121,14 +127,14 @@ class Desk:
                 sessions.append(IndexerSession(name, tallies, worker, twins, self._seed, self._threads))
         return sessions, early
 
-    def _session(self, planned: Planned, first: AttentionCall) -> Session:
+    def _session(self, planned: Planned) -> Session:
         if planned.provider == TRACE:
             answer = RecordedAnswer()
             chosen = judged_and_probed(planned, answer.advertised(), self._claims, probe=False)
             chosen = [(one, probed) for one, probed in chosen if one.id in answer.advertised()]
             tallies = [Tally(one, TRACE, probed) for one, probed in chosen]
             return Session(TRACE, tallies, None, self._controls, self._seed, self._threads, None)
-        worker = self._worker(planned, first)
+        worker = self._worker(planned)
         assert worker.description is not None
         advertised = worker.description.advertised
         chosen = judged_and_probed(planned, advertised, self._claims, self._probe)
@@ -148,9 +154,9 @@ class Desk:
             capabilities,
         )
 
-    def _worker(self, planned: Planned, call: AttentionCall) -> Worker:
+    def _worker(self, planned: Planned) -> Worker:
         """Return the child of a kernel; of the recorded one only where it is what would run here."""
-        name = planned.provider
+        name, call = planned.provider, planned.first
         if planned.recorded and name not in registry.names():
             raise _DoesNotFit(f"no provider here runs the recorded kernel {name} again")
         worker = self._workers.get(name)
@@ -159,7 +165,7 @@ class Desk:
                 worker = self._workers[name] = self._employ(Named(name))
             if worker.description is None:  # it is new, or could not be made for the trace before this one
                 worker.open()
-            if planned.recorded:
+            if call is not None:
                 if reason := worker.refuses(call):
                     raise _DoesNotFit(reason)
                 executed = worker.baseline(call, self._threads).executed

@@ -23,19 +23,21 @@ class Planned:
     Args:
         provider: its name.
         asked: whether the user named it; else it is left out where it does not fit.
-        recorded: whether it stands for the kernel of the trace, and runs only where that is what would run.
+        recorded: whether it stands for a kernel of the trace, and runs only where that is what would run.
+        first: the call on which that is found out.
     """
 
     provider: str
     asked: bool
     recorded: bool = False
+    first: AttentionCall | None = None
 
 
-def providers_of(first: AttentionCall, asked: Sequence[str] | None) -> list[Planned]:
-    """Return the kernels to run on a trace: those asked for, else `trace`, `tka1` and the recorded one.
+def providers_of(firsts: Sequence[AttentionCall], asked: Sequence[str] | None) -> list[Planned]:
+    """Return the kernels to run on a trace: those asked for, else `trace`, `tka1` and the recorded ones.
 
     Args:
-        first: the call whose kernel stands for its trace.
+        firsts: a call of each kernel that was recorded.
         asked: what the user named, or None.
 
     Raises:
@@ -45,12 +47,12 @@ def providers_of(first: AttentionCall, asked: Sequence[str] | None) -> list[Plan
         for spec in asked:
             registry.check(spec)
         return [Planned(spec, asked=True) for spec in dict.fromkeys(asked)]
-    kernel = first.provenance.executed.kernel
-    provider = registry.for_kernel(kernel)
-    planned = [Planned(TRACE, asked=False), Planned(PORTABLE, asked=False)]
-    if provider != PORTABLE:
-        planned.append(Planned(provider or kernel, asked=False, recorded=True))
-    return planned
+    planned = {name: Planned(name, asked=False) for name in (TRACE, PORTABLE)}
+    for call in firsts:
+        kernel = call.provenance.executed.kernel
+        name = registry.for_kernel(kernel) or kernel
+        planned.setdefault(name, Planned(name, asked=False, recorded=True, first=call))
+    return list(planned.values())
 
 
 def judged_and_probed(

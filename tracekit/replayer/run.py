@@ -1,7 +1,7 @@
 """`replay`: traces × kernels × claims -> verdicts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from threading import Event, Lock
 from typing import NamedTuple
@@ -149,7 +149,7 @@ def _one(
             if whole:  # part of a history is none that could be judged
                 launches.append(Launch.of(call))
             if index == indices[0]:
-                sessions, early = desk.sessions(trace, call, kernels)
+                sessions, early = desk.sessions(trace, _of_each_kernel(trace, indices, call), kernels)
                 indexers, sooner = desk.indexer_sessions(trace, providers)
                 early += sooner
             for session in sessions:
@@ -205,6 +205,17 @@ def _jobs(asked: int | None, traces: Sequence[TraceLike]) -> int:
     if len({id(trace) for trace in traces}) < len(traces):
         return 1
     return min(usable_cores() if asked is None else asked, len(traces))
+
+
+def _of_each_kernel(trace: TraceLike, indices: Sequence[int], first: AttentionCall) -> list[AttentionCall]:
+    """Return the first of the selected calls of each recorded kernel, in the order of the trace."""
+    heads, found = trace.heads, {first.provenance.executed.kernel: first}
+    for index in indices:
+        kernel = getattr(heads[index], "kernel", first.provenance.executed.kernel)
+        if kernel not in found:
+            with suppress(TracekitError):  # told when its turn comes, after what is found before it
+                found[kernel] = trace.call(index)
+    return list(found.values())
 
 
 def _visit_indexers(

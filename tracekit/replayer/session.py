@@ -101,7 +101,7 @@ class Session:
         if tally.relation.expects is not Expectation.TRACE:
             return True
         if call.out is None:
-            tally.not_applicable["the trace holds no output"] += 1
+            tally.no_output["the trace holds no output"] += 1
         elif call.out.origin is Origin.DERIVED:
             tally.no_evidence["a derived output is no evidence"] += 1
         elif call.launch is None and self.capabilities is not None and self.capabilities.launch_plan:

@@ -51,6 +51,7 @@ class Tally(Generic[R]):
     not_applicable: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     no_evidence: Counter[str] = field(default_factory=Counter)
+    no_output: Counter[str] = field(default_factory=Counter)
     not_run: Counter[str] = field(default_factory=Counter)
     schedules: defaultdict[str, bool] = field(default_factory=lambda: defaultdict(bool))
 
@@ -109,7 +110,7 @@ class Tally(Generic[R]):
             else "",
             seed=seed,
             executed=described(self.executed),
-            left_out=sum((self.not_run + self.refused).values()),
+            left_out=sum(self._unjudged().values()),
         )
 
     def _judge(self, incomplete: str) -> tuple[Status, str]:
@@ -140,7 +141,7 @@ class Tally(Generic[R]):
             (Status.INCONCLUSIVE, self.no_evidence),
             (Status.NOT_RUN, self.not_run),
             (Status.NOT_RUN, self.refused),
-            (Status.NOT_APPLICABLE, self.not_applicable),
+            (Status.NOT_APPLICABLE, self.not_applicable + self.no_output),
         ):
             if reasons:
                 return status, _counted(reasons)
@@ -181,10 +182,18 @@ class Tally(Generic[R]):
         return text + (f"; then {self.failure}" if self.failure else "") + self._left_out()
 
     def _left_out(self) -> str:
-        left = Counter[str]()
-        for reasons in (self.no_evidence, self.not_run, self.refused):
-            left.update(reasons)
+        left = self._unjudged()
         return f"; left out: {_counted(left)}" if left else ""
+
+    def _unjudged(self) -> Counter[str]:
+        """Calls of which the claim speaks and on which it was not run, or could not be judged.
+
+        A call without an output says nothing of bits that come again; beside calls that have one it is a gap.
+        """
+        left = self.not_run + self.refused
+        if self.calls:
+            left += self.no_evidence + self.no_output
+        return left
 
 
 def described(identity: ExecutedIdentity | None) -> dict[str, str]:

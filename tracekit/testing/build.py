@@ -170,6 +170,7 @@ class MemoryHead:
     step: int
     requests: tuple[RequestKey, ...]
     num_rows: int
+    kernel: str
 
 
 def complete(calls: Sequence[AttentionCall]) -> tuple[StepRecord, ...]:
@@ -202,14 +203,16 @@ class MemoryTrace:
     @property
     def heads(self) -> tuple[MemoryHead, ...]:
         """One head a call."""
-        return tuple(
-            MemoryHead(index, call.layer, call.step, call.rows.requests, call.num_rows)
-            for index, call in enumerate(self.calls)
-        )
+        return tuple(map(_head, range(len(self.calls)), self.calls))
 
     def call(self, index: int) -> AttentionCall:
         """Return one call."""
         return self.calls[index]
+
+
+def _head(index: int, call: AttentionCall) -> MemoryHead:
+    kernel = call.provenance.executed.kernel
+    return MemoryHead(index, call.layer, call.step, call.rows.requests, call.num_rows, kernel)
 
 
 def _rows(

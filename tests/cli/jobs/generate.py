@@ -33,6 +33,17 @@ match then:
         child.terminate()
         child.join()
         model.generate(ids, max_new_tokens=2, do_sample=False)
+    case ["fork and run"]:  # a child that inherits the recording, and goes on with the model
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=lambda: model.generate(ids, max_new_tokens=2, do_sample=False))
+        child.start()
+        child.join()
+        sys.exit(child.exitcode)
+    case ["fork and leave"]:  # by the front door, where Python frees what there is
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     case ["beams"]:
         model.generate(ids, max_new_tokens=6, do_sample=False, num_beams=3)
     case ["compiled"]:
