@@ -6,13 +6,19 @@ equal inputs the two bind, and each thing that is broken is refused for its own 
 
 import json
 import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import tracekit
+from tools.pair.job import weights_file
 from tools.pair.launch import launch
 from tools.pair.readback import TKA1_ASKED, leave
+from tools.pair.weights import same, to_checkpoint, to_megatron
 from tracekit.cli.main import run
 from tracekit.contract import Role
 from tracekit.contract.judge import bind_runs
@@ -43,12 +49,32 @@ OWN_KERNELS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """`own`: both engines as they come. `tka1`: TKA-1 in both, and the rollout's rows in both."""
+    """`own`: both engines as they come. `tka1`: TKA-1 in both, and the rollout's rows in both.
+
+    Beside them single sides: an engine that falls back, and engines that are killed. Two processes at a time,
+    for most of what each does is to import its engine.
+    """
     folder = tmp_path_factory.mktemp("pair")
-    for name, options, inject in (("own", [], []), ("tka1", ["--tka1"], ["--inject"])):
-        assert launch("rollout", folder / name / "rollout", *options) == 0
-        there = str(folder / name / "rollout")
-        assert launch("training", folder / name / "training", there, *options, *inject) == 0
+    served = str(folder / "tka1" / "rollout")
+
+    def start(side, name, *options, **more):
+        return pool.submit(launch, side, folder / name / side, *options, **more)
+
+    with ThreadPoolExecutor(2) as pool:
+        whole = [
+            start("rollout", "own"),
+            start("rollout", "tka1", "--tka1"),
+            start("rollout", "fallen", "--tka1", "--falls-back"),
+        ]
+        killed = [start("rollout", "killed", "--tka1", dies=True)]
+        assert [one.result() for one in whole] == [0, 0, 0]
+        whole = [
+            start("training", "own", str(folder / "own" / "rollout")),
+            start("training", "tka1", served, "--tka1", "--inject"),
+        ]
+        killed.append(start("training", "killed", served, "--tka1", "--inject", dies=True))
+    assert [one.result() for one in whole] == [0, 0]
+    assert [one.result() for one in killed] == [-signal.SIGKILL] * 2
     return folder
 
 
@@ -93,6 +119,15 @@ def test_readbacks_say_unobservable_and_not_what_was_set(runs):
         assert told["readback"]["knobs"]["attention_kernel"]["state"] == "applied"
 
 
+def test_weights_come_back_from_megatron_as_they_went_in():
+    checkpoint = load_file(weights_file())
+    there = to_megatron(checkpoint, 2)
+
+    assert same(to_checkpoint(there, 2, 32), checkpoint)
+    there["decoder.layers.1.self_attention.linear_qkv.weight"].view(torch.int16)[150, 3] ^= 1
+    assert not same(to_checkpoint(there, 2, 32), checkpoint)
+
+
 def test_tka1_in_both_engines_passes(runs, capsys):
     found = bind(runs / "tka1")
 
@@ -108,7 +143,9 @@ def test_tka1_in_both_engines_passes(runs, capsys):
 
 def test_the_backward_that_ran_is_that_of_tka1(runs):
     """The bound contract has digests of the gradients; this says that they are the right ones."""
-    report = tracekit.replay(runs / "tka1" / "training" / "trace.h5", provider="tka1", claims="grad,backward")
+    report = tracekit.replay(
+        runs / "tka1" / "training" / "trace.h5", provider="tka1", claims=["grad", "backward"]
+    )
 
     assert {verdict.status for verdict in report.verdicts} == {Status.HELD}
     told = json.loads(rank_file(runs / "tka1" / "training").read_text())
@@ -165,10 +202,9 @@ def test_a_readback_before_the_run_is_over(pair):
     assert {"EVIDENCE_MISMATCH", "TOPOLOGY_MISMATCH"} <= codes
 
 
-def test_an_engine_that_falls_back_in_one_layer(runs, tmp_path):
-    assert launch("rollout", tmp_path / "rollout", "--tka1", "--falls-back") == 0
+def test_an_engine_that_falls_back_in_one_layer(runs):
+    found = bind_runs(runs / "tka1" / "training", runs / "fallen" / "rollout")
 
-    found = bind_runs(runs / "tka1" / "training", tmp_path / "rollout")
     assert not found.passed
     assert {
         ("RUNTIME_FALLBACK", "rollout.rank[tp 0, cp 0].knobs.attention_kernel"),
@@ -178,11 +214,9 @@ def test_an_engine_that_falls_back_in_one_layer(runs, tmp_path):
 
 
 @pytest.mark.parametrize("side", ["rollout", "training"])
-def test_an_engine_that_is_killed_leaves_no_verdict(runs, tmp_path, side):
-    more = [] if side == "rollout" else [str(runs / "tka1" / "rollout"), "--inject"]
-    assert launch(side, tmp_path / side, "--tka1", *more, dies=True) == -9
+def test_an_engine_that_is_killed_leaves_no_verdict(runs, side):
+    sides = {name: runs / ("killed" if name == side else "tka1") / name for name in ("training", "rollout")}
 
-    sides = {name: runs / "tka1" / name for name in ("training", "rollout")} | {side: tmp_path / side}
     found = bind_runs(sides["training"], sides["rollout"])
     assert found.status == "inconclusive"
     assert ("BITS_NOT_COMPARED", "trace") in issues(found)
