@@ -22,8 +22,12 @@ def main() -> int:
     given = parser.parse_args()
     rollout, training = given.folder / "rollout", given.folder / "training"
     both = ["--tka1"] if given.tka1 else []
-    launch("rollout", rollout, *both)
-    launch("training", training, str(rollout), *both, *(["--inject"] if given.inject else []))
+    inject = ["--inject"] if given.inject else []
+    try:
+        launch("rollout", rollout, *both)
+        launch("training", training, str(rollout), *both, *inject)
+    except RuntimeError as failed:
+        parser.exit(2, f"{failed}\n")
     found = bind_runs(training, rollout)
     print(json.dumps(found.to_dict(), indent=1))
     return 0 if found.passed else 1

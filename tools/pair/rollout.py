@@ -27,6 +27,7 @@ from tracekit.contract import Role, SplitMode, SplitRequest
 from tracekit.contract.folder import RUN_SCHEMA, RunHead, write_head
 from tracekit.engines import tiny, vllm_backend
 from tracekit.engines.vllm_points import attention_layers, runner_of
+from tracekit.errors import BindingInvalid
 from tracekit.recorder.api import record
 
 OWN = Asked("vllm.cpu_attention", SplitRequest(SplitMode.AUTO, strict=False))
@@ -45,7 +46,10 @@ def main() -> None:
     parser.add_argument("--dies", action="store_true", help="the engine is killed in its second launch")
     given = parser.parse_args()
     folder: Path = given.folder
-    write_head(folder, HEAD, identity())
+    try:
+        write_head(folder, HEAD, identity())
+    except BindingInvalid as refused:
+        parser.error(str(refused))
     llm = engine(tka1=given.tka1)
     if given.falls_back:
         fall_back(llm)

@@ -23,6 +23,7 @@ from tracekit.contract.boundary import INPUTS
 from tracekit.contract.folder import RUN_SCHEMA, RunHead, write_head
 from tracekit.engines import megatron_tiny as tiny
 from tracekit.engines.megatron_backend import Tka1Attention
+from tracekit.errors import BindingInvalid
 from tracekit.model import AttentionCall, Bits, KVFamily
 from tracekit.providers.torch_tensors import to_torch
 from tracekit.recorder.api import record
@@ -46,7 +47,10 @@ def main() -> None:
     with open_trace(given.rollout / "trace.h5") as trace:
         (request,) = trace.recording.requests
         tokens, calls = request.token_ids.tolist(), list(trace)
-    write_head(folder, HEAD, identity(tokens))
+    try:
+        write_head(folder, HEAD, identity(tokens))
+    except BindingInvalid as refused:
+        parser.error(str(refused))
     torch.set_num_threads(1)
     checkpoint = load_file(weights_file())
     with tiny.on_cpu():
