@@ -60,6 +60,7 @@ lint: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python -m tools.bench kernels
+	$(BIN)/python -m tools.bench.instructions
 	$(BIN)/python -m tools.bench gate
 
 goldens: .venv/.installed

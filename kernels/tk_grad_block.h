@@ -7,6 +7,12 @@
 #include "tk_block.h"
 #include "tk_grad.h"
 
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(__clang__)
+#define TK_ROLLED _Pragma("unroll 1")
+#else
+#define TK_ROLLED _Pragma("GCC unroll 1")
+#endif
+
 #define TK_GRAD_KEYS 8     // rows of KV of a block
 #define TK_GRAD_LINES 16   // pairs (query row, head) at a time: a thread computes one pair of line and key
 
@@ -53,6 +59,7 @@ TK_FN float* tk_stack_at(tk_stack& s, uint32_t key, int thread, int count) {  //
   const int level = s.depth ? tk_meeting_level(s.last, key) : TK_TOP;
   tk_stack_merge(s, level, thread, count);
   float* top = s.nodes + (int64_t)s.depth * s.width;
+  TK_ROLLED  // unrolled, its sixteen offsets cost scalar registers, which then spill on gfx90a
   for (int c = thread; c < count; c += TK_THREADS) top[c] = -0.0f;
   s.level[s.depth++] = level;
   s.last = key;

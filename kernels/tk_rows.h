@@ -31,8 +31,7 @@ static inline void fetch(const void* rows, int64_t at, int32_t type, int count) 
   for (int x = 0; x < count * tk_size(type); x += 64) __builtin_prefetch(row + x, 0, 2);
 }
 
-// bf16 [d] of kLanes keys to binary32 [d][key]. Words of two bf16 are transposed by swapping off-diagonal blocks of
-// 1, 2, 4, ... words, then split.
+// A square of kLanes words is transposed by swapping off-diagonal blocks of 1, 2, 4, ... words.
 template <int S>
 static inline void swap_blocks(Words* tile) {
   if constexpr (S < kLanes) {
@@ -58,6 +57,15 @@ static inline void swap_blocks(Words* tile) {
     swap_blocks<2 * S>(tile);
   }
 }
+static inline void transpose(const float* from, ptrdiff_t from_stride, float* to, ptrdiff_t to_stride) {
+  Words tile[kLanes];
+  TK_UNROLL
+  for (int i = 0; i < kLanes; ++i) tile[i] = load<Words>(from + i * from_stride);
+  swap_blocks<1>(tile);
+  TK_UNROLL
+  for (int i = 0; i < kLanes; ++i) store(to + i * to_stride, tile[i]);
+}
+// bf16 [d] of kLanes keys to binary32 [d][key]: words of two bf16 are transposed, then split.
 static void transpose_pairs(const uint16_t* const* key, ptrdiff_t at, int dim, float* to, int stride) {
   int d = 0;
   for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {

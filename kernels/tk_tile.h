@@ -1,6 +1,7 @@
 // tk_tile.h -- many query lines share their keys (prefill, or many heads on one kv head): docs/tka1.md, S4 to S9.
 //
-// Keys and values of a batch of leaves are widened once for all lines. Scores stand as [key][line], so that a lane is
+// Keys and values of a batch of leaves are widened once for all lines, and scored for a block of lines where one of them
+// sees the key. Scores stand as [key][line], so that a lane is
 // a line all the way from the score to l; for the columns a lane is a column.
 #ifndef TK_TILE_H
 #define TK_TILE_H
@@ -11,7 +12,7 @@ namespace tka1 {
 
 class TileWorker {
  public:
-  static constexpr int kLines = 64;  // enough to pay for widening a leaf, small enough for the second cache
+  static constexpr int kLines = 256;  // enough to pay for widening a leaf, small enough for the second cache
 
   explicit TileWorker(const tk_args& args) : a_(args), group_(args.H / args.Hkv) {
     key_stride_ = round_up(std::max(a_.D, a_.DV), 16) + 16;  // 2^n would hit few cache sets
@@ -48,14 +49,17 @@ class TileWorker {
     return values ? Row{rows.v, at * a_.DV} : Row{rows.k, at * a_.D};
   }
 
-  // Queries as [d][line], so that a vector holds one d of many lines.
+  // Queries as [d][line], so that a vector holds one d of many lines. Lines past the end repeat the last one.
   void load_queries() {
-    float* q = queries_.grow((size_t)a_.D * width_);
-    for (int i = 0; i < width_; ++i) {
-      const size_t row = tile_.row + i / tile_.heads, head = tile_.head + i % tile_.heads;
-      const int64_t at = (int64_t)(row * a_.H + head) * a_.D;
-      for (int d = 0; d < a_.D; ++d)
-        q[(size_t)d * width_ + i] = i < tile_.lines() ? tk_get(a_.q, at + d, a_.type) : 0.0f;
+    float* q = queries_.grow((size_t)round_up(a_.D) * width_);
+    for (int i = 0; i < width_; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int line = std::min(i + lane, tile_.lines() - 1);
+        const int64_t row = tile_.row + line / tile_.heads, head = tile_.head + line % tile_.heads;
+        widen(a_.q, (row * a_.H + head) * a_.D, a_.type, a_.D, rows_.data() + (size_t)lane * key_stride_);
+      }
+      for (int d = 0; d < a_.D; d += kLanes)
+        transpose(rows_.data() + d, key_stride_, q + (size_t)d * width_ + i, width_);
     }
   }
 
@@ -109,15 +113,17 @@ class TileWorker {
   // A slab of d at a time: its queries stay in the first cache while all keys pass.
   template <int N>
   void scores_of(int next) {
-    constexpr int kSlab = 64;
+    constexpr int kSlab = 128;
     for (int d = 0; d < a_.D; d += kSlab)
       for (int i = 0; i < width_; i += N * kLanes) {
         const float* q = queries_.data() + (size_t)d * width_ + i;
         const ptrdiff_t width = width_;
         const auto rows = [=](int y, int n) { return load<Lanes>(q + y * width + n * kLanes); };
-        by_rows<kTileRows>(keys_, [&](auto height, int j) {
+        if (i == 0) fetch_next(next, d, std::min(kSlab, a_.D - d));
+        const Span span = seen(next, i, N * kLanes);
+        by_rows<kTileRows>(span.size(), [&](auto height, int from) {
           constexpr int R = height;
-          if (i == 0) fetch_next(next, j, R, d, std::min(kSlab, a_.D - d));
+          const int j = span.from + from;
           const Matrix to = {scores_.data() + (size_t)j * width_ + i, width_};
           Sums<R, N> sums;
           if (d == 0)
@@ -129,42 +135,70 @@ class TileWorker {
         });
       }
   }
-  // While batch keys j .. j + count are scored, the same ones of the next leaf are on their way.
-  void fetch_next(int next, int j, int count, int d, int width) {
+  // While a slab of a batch is scored, the same one of the next leaf is on its way.
+  void fetch_next(int next, int d, int width) {
     if (next == (int)plan_.leaves.size()) return;
-    const int f = plan_.leaves[next].family, start = plan_.leaves[next].begin + j;
-    for (int i = start; i < std::min(plan_.leaves[next].end, start + count); ++i) {
-      const Row key = row_of(f, plan_.ids[i], false), value = row_of(f, plan_.ids[i], true);
+    const Leaf& leaf = plan_.leaves[next];
+    for (int i = leaf.begin; i < leaf.end; ++i) {
+      const Row key = row_of(leaf.family, plan_.ids[i], false), value = row_of(leaf.family, plan_.ids[i], true);
       fetch(key.rows, key.at + d, a_.type, width);
       if (d < a_.DV) fetch(value.rows, value.at + d, a_.type, std::min(width, a_.DV - d));
     }
   }
 
+  // Keys [from, until) of a leaf.
+  struct Span {
+    int from, until;
+    int size() const { return until - from; }
+  };
+  // What a query row sees of a leaf, and what some of these lines see of it.
+  Span seen_by(const Leaf& leaf, int row) const {
+    const tk_family& family = a_.family[leaf.family];
+    const int64_t first = plan_.ids[leaf.begin], keys = leaf.end - leaf.begin;
+    if (family.ids) return {0, (int)keys};  // a list has one row
+    const int64_t from = std::clamp<int64_t>(family.lo[row] - first, 0, keys);
+    return {(int)from, (int)std::clamp<int64_t>(family.hi[row] - first, from, keys)};
+  }
+  Span seen_by(const Leaf& leaf, int line, int lines) const {
+    Span all = {TK_LEAF, 0};
+    const int last = std::min(line + lines, tile_.lines()) - 1;
+    for (int r = line / tile_.heads; r <= last / tile_.heads; ++r) {
+      const Span one = seen_by(leaf, tile_.row + r);
+      if (one.size() > 0) all = {std::min(all.from, one.from), std::max(all.until, one.until)};
+    }
+    return all.until ? all : Span{0, 0};
+  }
+  // Keys of the batch that are scored for these lines: of one leaf those that somebody sees.
+  Span seen(int next, int line, int lines) const {
+    const Leaf& last = plan_.leaves[next - 1];
+    return last.begin == first_key_ ? seen_by(last, line, lines) : Span{0, keys_};
+  }
+
   void weigh(const Leaf& leaf) {
     const Nodes::Place place = nodes_.open(leaf);
-    const bool ragged = look(leaf, place);
     float* x = scores_.data() + (size_t)(leaf.begin - first_key_) * width_;
     const int lines = round_up(tile_.lines()), keys = leaf.end - leaf.begin;
-    largest_.resize(width_), poison_.resize(width_);
-    const auto weigh = ragged ? weigh_lines<false> : weigh_lines<true>;
-    weigh(x, width_, lines, keys, tk_f32(a_.scale), {place.from, place.until}, place.to, largest_.data(),
-          poison_.data());
-    nodes_.close(ragged);
+    bool any_ragged = false;
+    for (int i = 0; i < lines; i += kWeighed) {
+      const int count = std::min(kWeighed, lines - i);
+      const bool ragged = look(leaf, place, i, count);
+      const Span span = ragged ? seen_by(leaf, i, count) : Span{0, keys};
+      const auto weigh = ragged ? weigh_lines<false> : weigh_lines<true>;
+      weigh(x + i, width_, count, span.from, span.until, tk_f32(a_.scale), {place.from + i, place.until + i},
+            {place.to.l + i, place.to.m + i});
+      any_ragged |= ragged;
+    }
+    nodes_.close(any_ragged);
   }
   // What each line sees of a leaf; true if some line does not see all of it.
-  bool look(const Leaf& leaf, const Nodes::Place& place) {
-    const tk_family& family = a_.family[leaf.family];
-    if (family.ids) return false;  // a list has one row
-    const int64_t first = plan_.ids[leaf.begin], keys = leaf.end - leaf.begin;
+  bool look(const Leaf& leaf, const Nodes::Place& place, int first, int count) const {
     bool ragged = false;
-    for (int r = 0; r < tile_.rows; ++r) {
-      const int64_t from = std::clamp<int64_t>(family.lo[tile_.row + r] - first, 0, keys);
-      const int64_t until = std::clamp<int64_t>(family.hi[tile_.row + r] - first, from, keys);
-      ragged |= from != 0 || until != keys;
-      std::fill_n(place.from + r * tile_.heads, tile_.heads, (int32_t)from);
-      std::fill_n(place.until + r * tile_.heads, tile_.heads, (int32_t)until);
+    for (int i = first; i < first + count; ++i) {
+      const int line = std::min(i, tile_.lines() - 1);
+      const Span span = seen_by(leaf, tile_.row + line / tile_.heads);
+      ragged |= span.size() != leaf.end - leaf.begin;
+      place.from[i] = span.from, place.until[i] = span.until;
     }
-    for (int i = tile_.lines(); i < round_up(tile_.lines()); ++i) place.from[i] = place.until[i] = 0;
     return ragged;
   }
 
@@ -175,8 +209,6 @@ class TileWorker {
   Plan plan_;
   Nodes nodes_;
   Floats queries_, rows_, scores_;
-  std::vector<float> largest_;
-  std::vector<int32_t> poison_;
 };
 
 }  // namespace tka1

@@ -14,16 +14,19 @@ struct Weighed {
   int32_t* m;
 };
 
-// scores [key][line]: a lane is a line. `largest` and `poison` are room for a number a line.
+// scores [key][line] of keys [first, last) of a leaf, and of at most kWeighed lines: a lane is a line.
+constexpr int kWeighed = 64;
 template <bool kAll>
-static void weigh_lines(float* scores, ptrdiff_t stride, int lines, int keys, float scale, Seen seen, Weighed to,
-                        float* __restrict largest, int32_t* __restrict poison) {
+static void weigh_lines(float* scores, ptrdiff_t stride, int lines, int first, int last, float scale, Seen seen,
+                        Weighed to) {
+  float largest[kWeighed];
+  int32_t poison[kWeighed];
   const float infinity = tk_f32(TK_INF);
   const int32_t *__restrict from = seen.from, *__restrict until = seen.to;
   float* __restrict l = to.l;
   int32_t* __restrict m = to.m;
   for (int i = 0; i < lines; ++i) largest[i] = -infinity, poison[i] = 0, l[i] = 0.0f;
-  for (int j = 0; j < keys; ++j) {
+  for (int j = first; j < last; ++j) {
     float* __restrict x = scores + j * stride;
     for (int i = 0; i < lines; ++i) {
       const int32_t in = kAll ? 1 : (j >= from[i]) & (j < until[i]);
@@ -37,7 +40,7 @@ static void weigh_lines(float* scores, ptrdiff_t stride, int lines, int keys, fl
     (void)tk_exp(tk_clamp(largest[i]), &n);
     m[i] = largest[i] > -infinity ? n : TK_EMPTY;
   }
-  for (int j = 0; j < keys; ++j) {
+  for (int j = first; j < last; ++j) {
     float* __restrict x = scores + j * stride;
     for (int i = 0; i < lines; ++i) {
       const int32_t in = kAll ? 1 : (j >= from[i]) & (j < until[i]);

@@ -96,6 +96,7 @@ static std::vector<Tile> cut(const tk_args& a, int threads, const tk_schedule& s
   int heads = std::min(group, TileWorker::kLines);
   int rows = lists ? 1 : TileWorker::kLines / heads;
   const auto pieces = [&] { return (int64_t)(a.T + rows - 1) / rows * a.Hkv * ((group + heads - 1) / heads); };
+  while (pieces() < 4 * threads && rows > 1 && rows * heads > kWeighed) rows = (rows + 1) / 2;  // so that none waits long
   while (pieces() < threads && rows > 1 && rows * heads > 2 * kLanes) rows = (rows + 1) / 2;
   if (s.rows) rows = std::min(rows, (int)s.rows);
   if (s.heads) heads = std::min(heads, (int)s.heads);

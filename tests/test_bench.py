@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tools.bench import __main__ as bench
+from tools.bench import kernels
+from tools.bench.kernels_shapes import Times
 from tools.bench.timing import Row, compare
 
 ROWS = [Row("fast", 1.0, 2.0, "peer", 1.5), Row("slow", 1.0, 1.2, "peer", 1.5)]
@@ -38,3 +40,39 @@ def test_every_function_runs_in_every_round():
     row = compare("x", lambda: calls.append("ours"), {"a": lambda: calls.append("a")}, 1.0, rounds=2)
     assert calls == ["ours", "ours", "a", "a"] * 2  # an untimed call before each timed one
     assert row.peer_name == "a"
+
+
+def test_a_row_without_a_gate_is_neither_ok_nor_missed():
+    assert bench.line(Row("AMX prefill", 2.0, 1.0, "torch bf16, bound 0.87", 0.0)).split()[5:7] == ["-", "-"]
+
+
+def test_what_cannot_run_here_says_why_and_is_no_row_that_passed(monkeypatch: pytest.MonkeyPatch):
+    """On a processor without AVX-512, AVX2 or matrix units nothing is timed and nothing is called ok."""
+    monkeypatch.setattr(kernels.native, "available", lambda: ["v1"])
+    lines = [bench.line(row) for row in kernels.rows(1)]
+    assert [line.split(":")[-1].strip() for line in lines] == [
+        "this processor has no AVX-512",
+        "this processor has no AVX2",
+        "this processor has no AVX-512",
+    ]
+    monkeypatch.setattr(kernels.native, "available", lambda: ["v4"])
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: ["avx512f"])
+    assert kernels.missing(kernels.ARENAS[-1]) == "this processor has no matrix units for bf16"
+
+
+def test_every_shape_of_an_arena_is_judged_with_its_own_gate():
+    times = [
+        Times(f"shape {number}", 1.0, {"torch bf16": 1.2, "torch fp32": 3.0}, 0.7) for number in range(4)
+    ]
+    wide, narrow, amx = (kernels.judged(arena, times) for arena in kernels.ARENAS)
+    assert [(row.ratio, row.ok) for row in wide] == [
+        (1.2, False),
+        (1.2, False),
+        (1.2, True),
+        (1.2, False),
+        (0.7, True),
+        (0.7, True),
+    ]
+    assert [row.ok for row in narrow] == [True] * 4
+    assert {row.gate for row in amx} == {0.0}
+    assert amx[0].peer_name == "torch bf16, bound 1.71"

@@ -1,6 +1,7 @@
 """`python -m tools.bench NAME`: our time against a peer's, same work, in one process.
 
-Prints name, ours, peer, ratio (peer / ours), gate and ok. With `--gate` a missed gate ends with exit code 1.
+Prints name, ours, peer, ratio (peer / ours), gate and ok; what cannot be run here says why.
+With `--gate` a missed gate ends with exit code 1.
 """
 
 import argparse
@@ -28,21 +29,27 @@ def main() -> int:
     options = parser.parse_args()
 
     rows = BENCHES[options.name](options.rounds)
-    print(f"{'name':28} {'ours ms':>9} {'peer ms':>9} {'peer/ours':>9} {'gate':>5}  ok   peer")
+    print(f"{'name':35} {'ours ms':>9} {'peer ms':>9} {'peer/ours':>9} {'gate':>5}  ok   peer")
     for row in rows:
-        print(
-            f"{row.name:28} {_ms(row.ours)} {_ms(row.peer)} {row.ratio:9.2f} {row.gate:5.1f}  "
-            f"{'yes' if row.ok else 'no':3}  {row.peer_name}"
-            + "".join(
-                f"  [{peer} {time / row.ours:.2f}]" for peer, time in row.peers.items() if len(row.peers) > 1
-            )
-        )
+        print(line(row))
     missed = [row.name for row in rows if not row.ok]
     if missed and not options.gate:
         print(f"{len(missed)} of {len(rows)} below the gate; --gate makes that an error.")
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
     return 1 if missed and options.gate else 0
+
+
+def line(row: Row) -> str:
+    """One row of the table; a row without a gate is neither ok nor missed."""
+    if row.not_run:
+        return f"{row.name:35} not run: {row.not_run}"
+    gate, ok = (f"{row.gate:5.1f}", "yes" if row.ok else "no") if row.gate else ("    -", "-")
+    others = "".join(
+        f"  [{peer} {time / row.ours:.2f}]" for peer, time in row.peers.items() if len(row.peers) > 1
+    )
+    times = f"{_ms(row.ours)} {_ms(row.peer)} {row.ratio:9.2f}"
+    return f"{row.name:35} {times} {gate}  {ok:3}  {row.peer_name}{others}"
 
 
 def _ms(seconds: float) -> str:

@@ -1,129 +1,111 @@
-"""TKA-1 on the CPU against torch SDPA, the better of bf16 and binary32, two threads each.
+"""TKA-1 on the CPU against torch SDPA, two threads each: like against like, a process an instruction set.
 
-The ratio to each of the two stands beside the gated one, and that to a binary32 matmul of as many
-operations. TKA-1 is binary32 by definition; on a processor with matrix units for bf16 (AMX) torch's bf16 does
-several times the work per cycle. Where the better peer divided by the matmul is below the gate, no binary32
-kernel of this machine reaches it.
+With AVX-512 and with AVX2 both sides are confined to the same instructions, and the better of torch's bf16
+and binary32 is the peer. A share is the part of the rate of a binary32 matmul. Where the processor has matrix
+units for bf16 (AMX), torch with them is shown too, beside the bound: what a kernel would reach that does all
+its operations at the rate of the binary32 matmul. TKA-1 is binary32 by definition, so these rows have no gate
+(docs/adr/0012-like-against-like.md).
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+from tools.bench.kernels_shapes import MATMUL, Times
+from tools.bench.timing import Row
+from tracekit.providers.tka1 import native
 
-from tools.bench.timing import Row, interleaved
-from tracekit.providers import tka1
+AMX = "AMX"
 
-THREADS = 2
-U16 = npt.NDArray[np.uint16]
-MATMUL = "fp32 matmul"
-Peers = dict[str, Callable[[], object]]
+
+@dataclass(frozen=True)
+class Arena:
+    """What both sides may use, the gates of the four shapes, and the gate of the shares of the first two."""
+
+    name: str
+    environ: dict[str, str]
+    gates: tuple[float, ...]
+    share: float = 0.0
+
+
+ARENAS = (
+    Arena(
+        "AVX-512",
+        {
+            "TRACEKIT_ISA": "v4",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+            "ATEN_CPU_CAPABILITY": "avx512",
+        },
+        (1.5, 1.4, 1.1, 1.5),
+        share=0.6,
+    ),
+    Arena(
+        "AVX2",
+        {
+            "TRACEKIT_ISA": "v3",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "ATEN_CPU_CAPABILITY": "avx2",
+        },
+        (0.9, 0.9, 0.9, 0.9),
+    ),
+    Arena(AMX, {"TRACEKIT_ISA": "v4"}, (0.0, 0.0, 0.0, 0.0)),
+)
 
 
 def rows(rounds: int) -> list[Row]:
-    """Run the four shapes."""
-    torch.set_num_threads(THREADS)
-    rng = np.random.default_rng(0)
-    shapes = [
-        ("DSV4 T=16 K=512+128", dsv4(rng, 16), 16 * 64 * 640 * 512, 1.5, rounds),
-        ("Qwen3 prefill T=512", causal(rng, 512, 512), 32 * 128 * 512 * 513 // 2, 1.4, rounds),
-        ("Qwen3 T=512 R=4096", causal(rng, 512, 4096), 32 * 128 * 512 * 3840, 1.1, max(3, rounds // 3)),
-        ("decode T=1 R=8192", causal(rng, 1, 8192), 32 * 128 * 8192, 1.5, rounds * 3),
-    ]
-    found = [
-        against_torch(name, ours, peers, 4 * products, gate, turns)
-        for name, (ours, peers), products, gate, turns in shapes
-    ]
-    shares = [
-        replace(row, name=f"{row.name}: share", peer=row.peers[MATMUL], peer_name=MATMUL, gate=0.6, peers={})
-        for row in found[:2]
-    ]
-    return found + shares
+    """Run the four shapes in every arena that this processor has."""
+    found = []
+    for arena in ARENAS:
+        reason = missing(arena)
+        found += [Row.unrun(arena.name, reason)] if reason else judged(arena, measured(arena, rounds))
+    return found
 
 
-def against_torch(
-    name: str, ours: Callable[[], object], peers: Peers, operations: int, gate: float, rounds: int
-) -> Row:
-    """Compare with the better peer; `peers` of the row also holds the matmul, scaled to `operations`."""
-    size = 1536
-    a, b = torch.rand(size, size), torch.rand(size, size)
-    medians = interleaved({"": ours, **peers, MATMUL: lambda: a @ b}, rounds)
-    medians[MATMUL] *= operations / (2 * size**3)
-    best = min(peers, key=lambda peer: medians[peer])
-    others = {peer: time for peer, time in medians.items() if peer}
-    return Row(name, medians[""], medians[best], best, gate, others)
+def missing(arena: Arena) -> str:
+    """Say why this processor cannot run an arena; empty where it can."""
+    if arena.environ["TRACEKIT_ISA"] not in native.available():
+        return f"this processor has no {arena.name if arena.name != AMX else 'AVX-512'}"
+    if arena.name == AMX and "amx_bf16" not in cpu_flags():
+        return "this processor has no matrix units for bf16"
+    return ""
 
 
-def dsv4(rng: np.random.Generator, rows: int) -> tuple[Callable[[], object], Peers]:
-    """64 heads share one kv head of 512, keys are values; 512 listed rows and a window of 128.
+def cpu_flags() -> list[str]:
+    """The flags of the first processor, as Linux tells them; none elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
 
-    The peer gets the gathered rows without a sink, which is less work than ours.
-    """
-    heads, dim, listed, window, length = 64, 512, 512, 128, 2048
-    q, far, near = (_random(rng, s) for s in ((rows, heads, dim), (length, 1, dim), (length, 1, dim)))
-    ids = np.stack([rng.choice(length, listed, replace=False) for _ in range(rows)]).astype(np.int64)
-    hi = 1000 + np.arange(rows, dtype=np.int64)
-    families = (
-        tka1.FamilyInput(
-            (far,), (far,), (0,), tka1.Lists(ids.ravel(), np.arange(rows + 1, dtype=np.int64) * listed)
-        ),
-        tka1.FamilyInput((near,), (near,), (0,), tka1.Ranges(hi - window, hi)),
+
+def measured(arena: Arena, rounds: int) -> list[Times]:
+    """Time the shapes in a process whose libraries may use what the arena allows."""
+    limits = {key for other in ARENAS for key in other.environ}
+    environ = {key: value for key, value in os.environ.items() if key not in limits}
+    command = [sys.executable, "-m", "tools.bench.kernels_shapes", str(rounds)]
+    child = subprocess.run(
+        command, env=environ | arena.environ, stdout=subprocess.PIPE, text=True, check=True
     )
-    sink = np.zeros(heads, np.uint32)
-    inputs = tka1.Inputs(q, np.zeros(rows, np.int32), families, sink, _scale(dim))
-
-    both = _tensor(np.concatenate([far, near])[:, 0])
-    place = torch.from_numpy(np.concatenate([ids, length + hi[:, None] - window + np.arange(window)], 1))
-
-    def peer(dtype: torch.dtype) -> Callable[[], object]:
-        query, table = _tensor(q).to(dtype)[:, None], both.to(dtype)
-
-        def run() -> object:
-            kv = table[place][:, None]
-            return F.scaled_dot_product_attention(query, kv, kv, scale=dim**-0.5)
-
-        return run
-
-    return _ours(inputs), {"torch bf16": peer(torch.bfloat16), "torch fp32": peer(torch.float32)}
+    return [Times(**times) for times in json.loads(child.stdout)]
 
 
-def causal(rng: np.random.Generator, rows: int, length: int) -> tuple[Callable[[], object], Peers]:
-    """32 heads on 8 kv heads of 128; query row t sees the first `length - rows + 1 + t` rows."""
-    heads, kv_heads, dim = 32, 8, 128
-    q, k, v = (_random(rng, s) for s in ((rows, heads, dim), *[(length, kv_heads, dim)] * 2))
-    hi = length - rows + 1 + np.arange(rows, dtype=np.int64)
-    family = tka1.FamilyInput((k,), (v,), (0,), tka1.Ranges(np.zeros(rows, np.int64), hi))
-    inputs = tka1.Inputs(q, np.zeros(rows, np.int32), (family,), None, _scale(dim))
-    mask = (
-        None
-        if rows == 1 or rows == length
-        else torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
-    )
-
-    def peer(dtype: torch.dtype) -> Callable[[], object]:
-        query, keys, values = (_tensor(x).to(dtype).transpose(0, 1)[None].contiguous() for x in (q, k, v))
-        return lambda: F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=rows == length, enable_gqa=True
+def judged(arena: Arena, found: list[Times]) -> list[Row]:
+    """Compare each shape with the better peer, then the first two with the matmul."""
+    rows = []
+    for times, gate in zip(found, arena.gates, strict=True):
+        best = min(times.peers, key=lambda peer: times.peers[peer])
+        bound = f", bound {times.peers[best] / times.matmul:.2f}" if arena.name == AMX else ""
+        others = {**times.peers, MATMUL: times.matmul}
+        rows.append(
+            Row(f"{arena.name} {times.name}", times.ours, times.peers[best], best + bound, gate, others)
         )
-
-    return _ours(inputs), {"torch bf16": peer(torch.bfloat16), "torch fp32": peer(torch.float32)}
-
-
-def _ours(inputs: tka1.Inputs) -> Callable[[], object]:
-    return lambda: tka1.attention(inputs, form="native", threads=THREADS)
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> U16:
-    bits = rng.standard_normal(shape).astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _scale(dim: int) -> int:
-    return int(np.float32(dim**-0.5).view(np.uint32))
-
-
-def _tensor(bits: U16) -> torch.Tensor:
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    if arena.share:
+        rows += [
+            Row(f"{arena.name} {times.name}: share", times.ours, times.matmul, MATMUL, arena.share)
+            for times in found[:2]
+        ]
+    return rows

@@ -1,5 +1,6 @@
 """Interleaved medians: each function takes its turn in every round, so that a slow minute hits them all."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,10 @@ SETTLE = 0.005
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; times are medians in seconds, `peers` those of all peers, the best one included."""
+    """One comparison; times are medians in seconds, `peers` those of all peers, the best one included.
+
+    A gate of 0 is none: the row is shown. `not_run` is the reason why there are no times.
+    """
 
     name: str
     ours: float
@@ -20,6 +24,12 @@ class Row:
     peer_name: str
     gate: float
     peers: dict[str, float] = field(default_factory=dict)
+    not_run: str = ""
+
+    @classmethod
+    def unrun(cls, name: str, reason: str) -> "Row":
+        """Make the row of what could not be timed here."""
+        return cls(name, math.nan, math.nan, "", 0.0, not_run=reason)
 
     @property
     def ratio(self) -> float:
@@ -27,9 +37,11 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        return self.ratio >= self.gate
+        return bool(self.not_run) or not self.gate or self.ratio >= self.gate
 
     def to_dict(self) -> dict[str, Any]:
+        if self.not_run:
+            return {"name": self.name, "not_run": self.not_run}
         return {**asdict(self), "ratio": self.ratio, "ok": self.ok}
 
 

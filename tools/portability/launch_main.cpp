@@ -1,8 +1,11 @@
 // Runs one launch from stdin to stdout, for processors that this Python does not run on (test_other_compilers.py).
 // Everything is little-endian; the header is int64: T H Hkv D DV families requests has_sink scale type.
-// With an argument it prints where in its library the fmaf lies that this process uses, and runs nothing.
+// The argument is the number of threads, 2 without one. With `where` it prints where in its library the fmaf lies that
+// this process uses, and runs nothing.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <dlfcn.h>
 
 #include "tk_host.cpp"
@@ -26,8 +29,9 @@ static int print_fmaf() {
   return 0;
 }
 
-int main(int argc, char**) {
-  if (argc > 1) return print_fmaf();
+int main(int argc, char** argv) {
+  if (argc > 1 && !std::strcmp(argv[1], "where")) return print_fmaf();
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   const std::vector<int64_t> h = take<int64_t>(10);
   const int64_t T = h[0], H = h[1], Hkv = h[2], D = h[3], DV = h[4], families = h[5], requests = h[6];
   const int64_t halves = tk_size((int32_t)h[9]) / 2;  // of an element of q, k, v and out
@@ -64,7 +68,7 @@ int main(int argc, char**) {
   args.families = (int32_t)families, args.T = (int32_t)T, args.H = (int32_t)H, args.Hkv = (int32_t)Hkv;
   args.D = (int32_t)D, args.DV = (int32_t)DV, args.scale = (uint32_t)h[8];
   args.type = (int32_t)h[9];
-  if (tka1_run(&args, 2)) return 1;
+  if (tka1_run(&args, threads)) return 1;
   give(out), give(lse), give(lse_sink), give(acc), give(l), give(m);
   return 0;
 }
