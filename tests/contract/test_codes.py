@@ -113,6 +113,7 @@ BROKEN: list[tuple[str, Callable[[Pair], None]]] = [
     ("RUNTIME_INCOMPLETE", lambda pair: pair.rollout.clear()),
     ("RUNTIME_UNOBSERVABLE", _knob(State.UNOBSERVABLE)),
     ("RUNTIME_UNOBSERVABLE", _change(state=State.UNOBSERVABLE, reason="set, not read back")),
+    ("RUNTIME_UNOBSERVABLE", _change(reduction=None)),
     ("RUNTIME_UNSUPPORTED", _knob(State.UNSUPPORTED)),
     ("RUNTIME_FALLBACK", _knob(State.FALLBACK)),
     ("RUNTIME_FALLBACK", _core(fallback=True)),

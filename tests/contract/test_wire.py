@@ -46,7 +46,8 @@ def test_the_published_schema_is_that_of_the_code_and_takes_a_sound_file() -> No
         (r"blocks\[0\] holds 3 items, not 2", ("readback", "sharding", "blocks"), [[0, 128, 256]]),
         ("blocks is 'all', which is no list", ("readback", "sharding", "blocks"), "all"),
         ("knobs is \\[\\], which is no dict", ("readback", "knobs"), []),
-        ("reduction is None, which is no dict", ("readback", "reduction"), None),
+        ("core is None, which is no dict", ("readback", "core"), None),
+        ("reduction is 5, which is no dict", ("readback", "reduction"), 5),
         ("digests.out is 5", ("digests", "out"), 5),
     ],
 )

@@ -191,7 +191,7 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
 
 def leave(shard: Shard, role: Role, requested_cp: int, folder: Path) -> None:
     """Write what this rank executed and a digest of what it holds."""
-    told = readback(shard, role, requested_cp)
+    told, ran = readback(shard, role, requested_cp), reduction(shard.job.settings)
     plans = tuple(
         PlanEntry(
             Coordinate(0, shard.world.tp_rank, shard.world.cp_rank, owner),
@@ -201,9 +201,9 @@ def leave(shard: Shard, role: Role, requested_cp: int, folder: Path) -> None:
                 SplitMode.FIXED,
                 LEAF,
                 boundaries,
-                told.reduction.order,
-                told.reduction.accumulate,
-                told.reduction.downcast,
+                ran.order,
+                ran.accumulate,
+                ran.downcast,
                 told.core.actual_backend,
             ),
         )

@@ -203,7 +203,8 @@ def _fingerprints(
     rollout_identity: Mapping[str, Any],
     training_identity: Mapping[str, Any],
 ) -> dict[str, str]:
-    reductions = sorted({str(sorted(r.reduction.to_dict().items())) for r in training})
+    told = (None if r.reduction is None else sorted(r.reduction.to_dict().items()) for r in training)
+    reductions = sorted({str(reduction) for reduction in told})
     said = {
         "identity": identity_fingerprint(training_identity),
         "rollout_identity": identity_fingerprint(rollout_identity),

@@ -6,6 +6,9 @@ from typing import Any
 from tracekit.contract.readback import AttentionRuntimeReadback
 from tracekit.contract.topology import TopologyPolicy
 
+INPUTS = "core_inputs"
+"""What a readback records under this name its engine did not compute itself."""
+
 
 def claim_boundary(
     rollout: Sequence[AttentionRuntimeReadback],
@@ -21,6 +24,9 @@ def claim_boundary(
             "Bound is the attention core on the queries, keys and values that it was given; norms, RoPE and "
             "projections are not."
         )
+    for side, readbacks in (("rollout", rollout), ("training", training)):
+        for given in sorted({readback.recorded.get(INPUTS, "") for readback in readbacks} - {""}):
+            said.append(f"In the {side} side {given} were put in the place of its own.")
     if topology is TopologyPolicy.MAY_DIFFER:
         said.append("The sides may be cut unlike: each covers its heads and tokens once.")
     elements = (bits or {}).get("elements", 0)

@@ -127,7 +127,7 @@ class AttentionRuntimeReadback:
             `recompute`.
         dtype: dtype of queries, keys and the answer, such as `bfloat16`.
         sharding: what the rank owned.
-        reduction: how its partial states merged.
+        reduction: how its partial states merged; None where nobody observed it.
         reduction_engine: who merged them; free to differ.
         split_kv: the split that was asked for.
         effective_cp_world_size: context-parallel size of the smallest group that ran: an engine that shards
@@ -152,7 +152,7 @@ class AttentionRuntimeReadback:
     modes: tuple[str, ...]
     dtype: str
     sharding: Sharding
-    reduction: ReductionSpec
+    reduction: ReductionSpec | None
     reduction_engine: str
     split_kv: SplitRequest
     effective_cp_world_size: int

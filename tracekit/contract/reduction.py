@@ -7,24 +7,35 @@ from tracekit.model import ReductionSpec
 
 
 def check_reduction(
-    rollout: Mapping[str, ReductionSpec], training: Mapping[str, ReductionSpec]
+    rollout: Mapping[str, ReductionSpec | None], training: Mapping[str, ReductionSpec | None]
 ) -> Iterator[Issue]:
-    """Yield the issues of the reductions that the ranks of two sides ran, by rank name."""
+    """Yield the issues of the reductions that the ranks of two sides ran, by rank name; None where nobody
+    observed one, and then no two are compared.
+    """
+    unseen = False
     for side, ranks in (("rollout", rollout), ("training", training)):
         for name, spec in ranks.items():
+            place = f"{side}.{name}.reduction"
+            if spec is None:
+                unseen = True
+                yield Issue(
+                    "RUNTIME_UNOBSERVABLE",
+                    place,
+                    f"nobody observed in which order and dtype the {side} side summed its keys.",
+                )
+                continue
             for field, how in spec.violations().items():
                 yield Issue(
                     "REDUCTION_MANDATE_VIOLATION",
-                    f"{side}.{name}.reduction.{field}",
+                    f"{place}.{field}",
                     f"{how}; a binding takes FP32, global block order, one downcast and the sink once only.",
                     **{side: str(getattr(spec, field))},
                 )
-    if not rollout or not training:
+    if unseen or not rollout or not training:
         return
-    for field in next(iter(rollout.values())).to_dict():
-        theirs, ours = (
-            sorted({str(spec.to_dict()[field]) for spec in side.values()}) for side in (rollout, training)
-        )
+    told = [[spec.to_dict() for spec in side.values() if spec is not None] for side in (rollout, training)]
+    for field in told[0][0]:
+        theirs, ours = (sorted({str(spec[field]) for spec in side}) for side in told)
         if theirs != ours or len(theirs) > 1:
             yield Issue(
                 "REDUCTION_SEMANTIC_MISMATCH",
