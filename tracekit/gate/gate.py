@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import index
 
 from tracekit.errors import UsageError
 from tracekit.gate.attempts import Attempts
+from tracekit.gate.attend import attend
 from tracekit.gate.finite import check_answer
 from tracekit.gate.launch import Extent, SlotMap, Step, attend_of
 from tracekit.gate.machine import transition
@@ -107,9 +109,9 @@ class RequestGate:
         if step is None or call.rows is not step.rows:
             step = self._step = Step(call.rows)
         spans = step.extents
-        version = ledger.model_version if model_version is None else model_version
+        version = ledger.model_version if model_version is None else index(model_version)
         event = attend_of(call, step, version, graph, slots or _NOWHERE, kernel)
-        after = transition(ledger, event)
+        after = attend(ledger, event)
         if self._attempts:
             self._attempts.check(event, call, spans)
         try:
@@ -170,6 +172,9 @@ _NO_PRINTS: Prints = {}
 
 
 def _check_flags(call: AttentionCall, flags: Iterable[bool]) -> None:
+    number = -1
     for number, flag in enumerate(flags):
         if not flag:
             refuse("G-FLAG", f"finite flag {number} is false", layer=call.layer)
+    if number < 0:
+        refuse("G-FLAG", "no finite flag came back", layer=call.layer)

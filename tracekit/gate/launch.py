@@ -134,7 +134,7 @@ def attend_of(
     """
     mode = GateMode.GRAPH if graph is not None and call.mode is Mode.DECODE else _MODES[call.mode]
     spans = step.spans(call, mode, slots)
-    return Attend(call.layer, spans, model_version, call.conventions.window, graph, kernel)
+    return Attend(int(call.layer), spans, model_version, call.conventions.window, graph, kernel)
 
 
 def _reads(
@@ -150,5 +150,5 @@ def _reads(
             place = {"request": name, "layer": call.layer, "family": family.value, "position": first}
             refuse("G-KV-MISSING", text, **place)
         mine = slots.get((key, family), _NO_SLOTS) if slots else _NO_SLOTS
-        reads.append(Read(family, rows.generation, rows.first, mine.scales, mine.pages))
+        reads.append(Read(family, int(rows.generation), int(rows.first), mine.scales, mine.pages))
     return tuple(reads)

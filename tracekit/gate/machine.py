@@ -11,6 +11,7 @@ from tracekit.gate.engine import ENGINE
 from tracekit.gate.memory import cut
 from tracekit.gate.refusal import refuse
 from tracekit.gate.state import Ledger, Phase, RequestState, Rows, Stream
+from tracekit.gate.typed import check_types
 from tracekit.model.events import (
     Adopt,
     Attend,
@@ -30,11 +31,12 @@ def transition(ledger: Ledger, event: Event) -> Ledger:
 
     Raises:
         GateRefused: the event may not come next; `rule` is the code (docs/gate.md), `fields` the place.
-        TypeError: it is no event.
+        TypeError: it is no event, or a field of it is of another type.
     """
     rule = _RULES.get(type(event))
     if rule is None:
         raise TypeError(f"{event!r} is no event of tracekit.model.events")
+    check_types(event)
     return rule(ledger, event)
 
 
