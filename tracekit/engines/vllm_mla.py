@@ -36,7 +36,8 @@ from tracekit.model import (
     Selection,
     scale_to_bits,
 )
-from tracekit.providers.vllm_cpu_ops import library_name, package_version
+from tracekit.providers.engines import vllm_version
+from tracekit.providers.vllm_cpu_ops import library_name
 from tracekit.recorder.observation import Borrowed, Observation, SeenKV
 
 _NULL_PAGE = 0
@@ -209,7 +210,7 @@ def _latents(launch: LatentLaunch, table: Array, count: int, width: int) -> Seen
 
 
 def _executed(operator: str) -> ExecutedIdentity:
-    package, number = package_version()
+    package, number = vllm_version()
     libraries = {package: number, "torch": str(torch.__version__)}
     isa = f"{library_name()}:{'amx' if operator in (EXTEND, _DECODE['AMXMLAImpl']) else 'vec'}"
     return ExecutedIdentity(f"vllm.{operator}", libraries, arch=platform.machine(), isa=isa)

