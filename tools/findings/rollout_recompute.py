@@ -5,6 +5,7 @@ then decodes), then runs prompt and tokens once more as one forward without a ca
 position. For each layer and tensor it prints how many of the elements differ.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ RUNS = (
     ("tiny-gpt-oss", "tracekit"),
     ("tiny-deepseek-v4", "eager"),
 )
+Recorded = tuple[Recording, list[AttentionCall]]
 TENSORS = ("q", "keys", "values", "selection set", "out")
 
 
@@ -43,17 +45,21 @@ def main() -> None:
 
 
 def compared(model: Any) -> list[str]:
-    """One line a layer: elements that differ of those compared."""
+    """Roll out and recompute on a model of transformers."""
     prompt = np.random.default_rng(0).integers(3, tiny.VOCABULARY, PROMPT).tolist()
     tokens: list[list[int]] = []
-    rollout = recorded(model, lambda: tokens.extend(greedy(model, [prompt], TOKENS)))
+    rollout = recorded(lambda: tokens.extend(greedy(model, [prompt], TOKENS)), model=model)
     ids = torch.tensor([prompt + tokens[0][:-1]])
 
     def again() -> None:
         with torch.no_grad():
             model(input_ids=ids, use_cache=False)
 
-    recompute = recorded(model, again)
+    return differing(rollout, recorded(again, model=model))
+
+
+def differing(rollout: Recorded, recompute: Recorded) -> list[str]:
+    """One line a layer: how many elements of each tensor differ, of those compared by position."""
     pairs = align(rollout[0].requests, recompute[0].requests)
     ours, theirs = (LayerView.of_trace(calls) for _, calls in (rollout, recompute))
     lines = []
@@ -64,14 +70,19 @@ def compared(model: Any) -> list[str]:
     return lines
 
 
-def recorded(model: Any, action: Any) -> tuple[Recording, list[AttentionCall]]:
-    """Record what an action does, in memory."""
-    kept: list[tuple[Recording, list[AttentionCall]]] = []
+def recorded(action: Callable[[], object], **where: Any) -> Recorded:
+    """Record what an action does, in memory.
+
+    Args:
+        action: runs the engine.
+        where: the engine, as for `tracekit.record`.
+    """
+    kept: list[Recorded] = []
 
     def write(_: Any, recording: Recording, calls: list[AttentionCall], **__: Any) -> None:
         kept.append((recording, calls))
 
-    with record("unused.h5", model=model, write=write):
+    with record("unused.h5", write=write, **where):
         action()
     return kept[0]
 
