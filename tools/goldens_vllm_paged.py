@@ -5,24 +5,13 @@ vLLM's own kernel (`.cpu.h5`) and with TKA-1 as the backend (`.tka1.h5`).
 """
 
 import argparse
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Read by vLLM when it is imported.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
-from vllm import LLM, SamplingParams
-
 from tools.make_goldens import ids
+from tools.vllm_here import LLM, SamplingParams
 from tracekit.engines import tiny, vllm_backend
 from tracekit.recorder.api import record
 

@@ -4,27 +4,17 @@ Run it in the environment of `make test-engines`, as `python -m tools.findings.v
 VLLM_CPU_ATTN_SPLIT_KV=0 turns split-KV off.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from tools.vllm_here import LLM, SamplingParams
 from tracekit.engines import tiny
 from tracekit.recorder.api import record
 
-_SETTINGS = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
 
 def main(out: Path) -> None:
-    os.environ.update(_SETTINGS)
-    from vllm import LLM, SamplingParams
-
     llm = LLM(
         model=str(tiny.prepared("tiny-qwen3")),
         enforce_eager=True,

@@ -6,22 +6,12 @@ prefill, nothing cached), and compares every row by position: with vLLM's own ke
 backend.
 """
 
-import os
 from typing import Any
 
-# Read by vLLM when it is imported.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
 import numpy as np
-from vllm import LLM, SamplingParams
 
 from tools.findings.rollout_recompute import TENSORS, TOKENS, differing, recorded
+from tools.vllm_here import LLM, SamplingParams
 from tracekit.engines import tiny, vllm_backend
 
 MODEL = "tiny-qwen3"

