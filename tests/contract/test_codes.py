@@ -152,7 +152,7 @@ BROKEN: list[tuple[str, Callable[[Pair], None]]] = [
 ]
 
 ELSEWHERE = {"EVIDENCE_MISMATCH", "BITS_NOT_COMPARED", "BITS_DIFFER"}
-"""Codes about traces; `test_folder.py` fires them."""
+"""Codes about traces; `test_runs.py` fires them."""
 
 
 def test_the_sound_pair_passes() -> None:

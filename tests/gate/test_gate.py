@@ -105,6 +105,16 @@ def test_an_answer_that_is_none_is_not_committed(change, wanted):
     assert code(RequestGate(), ENGINE.call(0, [("a", 0, 9)]), Answers(change)) == wanted
 
 
+@pytest.mark.parametrize("times", [0, 2])
+def test_one_call_has_one_answer(times):
+    class Several(Tka1):
+        def run(self, launch):
+            answer = super().run(launch)
+            return replace(answer, tensors=answer.tensors * times)
+
+    assert code(RequestGate(), ENGINE.call(0, [("a", 0, 9)]), Several()) == "G-SHAPE"
+
+
 @pytest.mark.parametrize("bits", [0x0000, 0x8000, 0x7F7F, 0xFF7F, 0x0001, 0x8001])
 def test_the_finite_numbers_at_the_edges_pass(bits):
     gate = RequestGate()

@@ -115,7 +115,10 @@ class RequestGate:
         if self._attempts:
             self._attempts.check(event, call, spans)
         try:
-            (answer,) = provider.run(Launch((call,), execution or _DEFAULT)).tensors
+            answers = provider.run(Launch((call,), execution or _DEFAULT)).tensors
+            if len(answers) != 1:
+                refuse("G-SHAPE", f"{len(answers)} answers to one call", layer=call.layer)
+            (answer,) = answers
             if flags is not None:
                 _check_flags(call, flags())
             check_answer(call, answer)
