@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.bench import gate, kernels, record
+from tools.bench import gate, kernels, record, replay
 from tools.bench.timing import Row
 
 BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "kernels": kernels.rows,
     "gate": gate.rows,
     "record": record.rows,
+    "replay": replay.rows,
 }
 
 
