@@ -51,18 +51,19 @@ class _Log:
             return False
         if not self.first <= rows.first <= self.end or len(buffers) != len(parts):
             return False
-        return all(
-            buffer.shape[0] == part.shape[0] and buffer.shape[2] == part.shape[2]
-            for buffer, part in zip(buffers, parts, strict=True)
-        )
+        # No generator here and below: each call of a recording passes, and there are two parts at most.
+        for buffer, part in zip(buffers, parts, strict=True):
+            if buffer.shape[0] != part.shape[0] or buffer.shape[2] != part.shape[2]:
+                return False
+        return True
 
     def holds(self, parts: list[Array], first: int, count: int) -> bool:
         """Whether the first `count` rows of `parts` are those from `first` on, in bits."""
         skip = first - self.first
-        return all(
-            _same(buffer, address, skip, count, part)
-            for buffer, address, part in zip(self.buffers, self.addresses, parts, strict=True)
-        )
+        for buffer, address, part in zip(self.buffers, self.addresses, parts, strict=True):
+            if not _same(buffer, address, skip, count, part):
+                return False
+        return True
 
     def window(self, lo: int, hi: int) -> list[Array]:
         """Rows `lo .. hi - 1` of each buffer."""
