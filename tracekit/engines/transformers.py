@@ -20,7 +20,7 @@ from tracekit.engines import transformers_backend
 from tracekit.engines.one_forward import OVERLAP, OneForward
 from tracekit.engines.patch import Entry, enter_all
 from tracekit.engines.transformers_call import capture_call, check_cache
-from tracekit.engines.transformers_common import EAGER, SDPA, Kernel, KernelCall
+from tracekit.engines.transformers_common import EAGER, SDPA, Arguments, Common, Kernel, KernelCall, common
 from tracekit.engines.transformers_dispatch import Hook, WeakHook, wrap, wrap_tka1
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
@@ -34,7 +34,7 @@ from tracekit.engines.transformers_step import (
     new_tokens,
     read_forward,
 )
-from tracekit.engines.transformers_waiting import Copies, Waiting, may_wait, waiting
+from tracekit.engines.transformers_waiting import Copies, Waiting, may_wait
 from tracekit.errors import TracekitError, Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.history import Computed
@@ -287,9 +287,11 @@ class Recorder:
             if not self._session.wants(layer):
                 self._session.skip()
             elif layer not in self._hopeless and may_wait(call, forward):
-                self._waiting.append(waiting(kernel, call, self._session.arena))
+                self._waiting.append(Waiting.of(kernel, call, self._session.arena))
             else:
-                self._look(kernel, call, forward)
+                arguments = call.arguments()
+                shared = common(kernel, arguments, forward)  # what is refused is not copied
+                self._keep(shared, arguments, forward, Copies.of(call, self._session.arena))
         except Exception as error:
             self._session.fail(error, f"layer {layer}")
 
@@ -297,10 +299,11 @@ class Recorder:
         """Record what waited for the end of its forward."""
         launches, self._waiting = self._waiting, []
         for later in launches:
-            layer = later.module.layer_idx
+            layer = later.call.module.layer_idx
             try:
                 if self._session.wants(layer):  # the budget may have been spent since
-                    self._look(later.kernel, later.checked(), self._ready(layer), later.copies)
+                    call, forward = later.checked(), self._ready(layer)
+                    self._keep(common(later.kernel, call, forward), call, forward, later.copies)
                 else:
                     self._session.skip()
             except Exception as error:
@@ -320,10 +323,10 @@ class Recorder:
             raise Unsupported("its cache was not seen before it was written to.", rule="T-CACHE")
         return self._forward
 
-    def _look(self, kernel: Kernel, call: KernelCall, forward: Forward, copies: Copies | None = None) -> None:
+    def _keep(self, shared: Common, call: Arguments, forward: Forward, copies: Copies) -> None:
         """Record a call now."""
         layer = call.module.layer_idx
-        self._session.capture(capture_call(kernel, call, forward, self._session.arena, copies))
+        self._session.capture(capture_call(shared, call, forward, copies))
         if layer in self._sparse and layer not in self._indexed:
             missing = Unsupported("its indexer chose rows outside its own forward.", rule="T-INDEXER")
             self._session.fail(missing, f"layer {layer}", fired=False)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.engines.torch_bits import borrow, take_rows, torch_kind, widened
-from tracekit.engines.transformers_common import Common, Kernel, KernelCall, common
+from tracekit.engines.torch_bits import borrow, take_rows, widened
+from tracekit.engines.transformers_common import Arguments, Common
 from tracekit.engines.transformers_families import Slots, compresses
 from tracekit.engines.transformers_mask import MaskReading
 from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
@@ -27,10 +27,7 @@ from tracekit.model import (
     scale_to_bits,
 )
 from tracekit.providers.transformers_identity import engine_name
-from tracekit.recorder.arena import Arena
-from tracekit.recorder.observation import Borrowed, Handle, Launch, Observation, SeenKV, check_dtypes
-
-_PARTS = {"q": "q", "keys": "k", "values": "v", "out": "out"}
+from tracekit.recorder.observation import Borrowed, Handle, Launch, Observation, SeenKV
 
 
 class Owned(NamedTuple):
@@ -55,29 +52,19 @@ class Owned(NamedTuple):
     sink: Bits | None
 
 
-def capture_call(
-    kernel: Kernel, call: KernelCall, forward: Forward, arena: Arena, copies: Copies | None = None
-) -> Launch:
-    """Return the logical side of a call; q, out and lse are copied now, KV is borrowed, the rest waits.
+def capture_call(shared: Common, call: Arguments, forward: Forward, copies: Copies) -> Launch:
+    """Return the logical side of a call; KV is borrowed, the rest waits.
 
     Args:
-        kernel: what ran.
-        call: its arguments and answer.
+        shared: what it has in common with calls like it.
+        call: its arguments.
         forward: that it belongs to.
-        arena: where copies lie.
-        copies: of q, out and lse, where they were made already.
+        copies: of Q, O and LSE.
 
     Raises:
-        Unsupported: the call does something that a trace cannot say.
-        InvalidCall: dtypes or masks do not fit.
+        Unsupported: `T-DTYPE`.
     """
-    shared = common(kernel, call, forward)
     layer = int(call.module.layer_idx)
-    if not call.q.dtype == call.k.dtype == call.v.dtype == call.out.dtype:
-        check_dtypes(
-            layer,
-            {name: torch_kind(getattr(call, part).dtype) for name, part in _PARTS.items()},
-        )
     sinks = call.kwargs.get("s_aux")
     owned = Owned(
         shared,
@@ -85,11 +72,12 @@ def capture_call(
         f"{type(call.module).__module__}.{type(call.module).__qualname__}",
         "before inverse rope" if compresses(call.module) else "attention core",
         forward.handles,
-        copies or Copies.of(call, arena),
+        copies,
         None if sinks is None else widened(sinks, "sinks"),
     )
-    size = call.q.nbytes + call.out.nbytes + (0 if call.lse is None else call.lse.nbytes)
-    return Launch(layer, _rows_read(call, shared.slots, forward.handles), size, partial(describe, owned))
+    return Launch(
+        layer, _rows_read(call, shared.slots, forward.handles), copies.nbytes, partial(describe, owned)
+    )
 
 
 def describe(owned: Owned) -> Observation:
@@ -127,7 +115,7 @@ def _details(owned: Owned) -> dict[str, str]:
     return details
 
 
-def _rows_read(call: KernelCall, slots: Slots, handles: list[Handle]) -> dict[Handle, dict[KVFamily, SeenKV]]:
+def _rows_read(call: Arguments, slots: Slots, handles: list[Handle]) -> dict[Handle, dict[KVFamily, SeenKV]]:
     """The KV rows of each request, family by family; one tensor where keys and values are one."""
     keys = borrow(call.k, "keys")
     values = None if call.v is call.k else borrow(call.v, "values")

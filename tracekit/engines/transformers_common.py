@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tracekit.engines.torch_bits import torch_kind
 from tracekit.engines.transformers_backend import IDENTITY
 from tracekit.engines.transformers_families import Slots, compresses, key_slots
 from tracekit.engines.transformers_mask import MaskReading, read_mask
@@ -13,6 +14,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import ExecutedIdentity
 from tracekit.model.launch_plan import Scalar
 from tracekit.providers.transformers_identity import executed
+from tracekit.recorder.observation import check_dtypes
 
 _TENSORS = {"s_aux", "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"}
 """Tensor arguments that are understood, or that the recorded kernels do not read."""
@@ -54,6 +56,46 @@ TKA1 = Kernel("tracekit", own_scores=False, own_probabilities=False, portable=Tr
 """TKA-1, served by `transformers_backend`."""
 
 
+class Layout(NamedTuple):
+    """How a tensor lies: what a description says of Q besides its bits.
+
+    Args:
+        dtype: of its elements.
+        shape: `[B, H, S, D]`.
+        strides: in elements.
+        device: `cpu`, `cuda`.
+        grad: whether it has a gradient.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    device: str
+    grad: bool
+
+
+class Arguments(NamedTuple):
+    """A call of an attention function without the bits of Q and O.
+
+    Args:
+        module: the attention module.
+        q: how it lies.
+        k: `[B, Hkv, T, D]`.
+        v: `[B, Hkv, T, Dv]`.
+        mask: as passed.
+        kwargs: as passed.
+        out: dtype of O.
+    """
+
+    module: Any
+    q: Layout
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    kwargs: dict[str, Any]
+    out: torch.dtype
+
+
 class KernelCall(NamedTuple):
     """The arguments and the answer of one attention function call.
 
@@ -76,6 +118,12 @@ class KernelCall(NamedTuple):
     kwargs: dict[str, Any]
     out: torch.Tensor
     lse: torch.Tensor | None = None
+
+    def arguments(self) -> Arguments:
+        """Return what does not hold Q and O alive."""
+        q = self.q
+        layout = Layout(q.dtype, q.shape, q.stride(), q.device.type, q.requires_grad)
+        return Arguments(self.module, layout, self.k, self.v, self.mask, self.kwargs, self.out.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +155,16 @@ class Common:
     seen: object
 
 
-def common(kernel: Kernel, call: KernelCall, forward: Forward) -> Common:
+def common(kernel: Kernel, call: Arguments, forward: Forward) -> Common:
     """Return what is known of a call besides its bits.
 
     Raises:
         Unsupported: the call does something that a trace cannot say.
-        InvalidCall: the mask does not fit.
+        InvalidCall: dtypes or the mask do not fit.
     """
+    if not call.q.dtype is call.k.dtype is call.v.dtype is call.out:
+        kinds = {"q": call.q.dtype, "keys": call.k.dtype, "values": call.v.dtype, "out": call.out}
+        check_dtypes(int(call.module.layer_idx), {name: torch_kind(kind) for name, kind in kinds.items()})
     key = _key(kernel, call)
     if key not in forward.derived:
         forward.derived[key] = _read(kernel, call, forward)
@@ -121,7 +172,7 @@ def common(kernel: Kernel, call: KernelCall, forward: Forward) -> Common:
     return found
 
 
-def _key(kernel: Kernel, call: KernelCall) -> tuple[object, ...]:
+def _key(kernel: Kernel, call: Arguments) -> tuple[object, ...]:
     """All that `_read` looks at. Numbers and words stand for themselves, other objects are told by their ids.
 
     The sinks are each layer's own; of them only the dtype is read here.
@@ -132,13 +183,13 @@ def _key(kernel: Kernel, call: KernelCall) -> tuple[object, ...]:
         for name, value in call.kwargs.items()
     ]
     return (
-        *(kernel.name, type(module), id(call.mask), *call.kwargs, *arguments, q.device, q.requires_grad),
-        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), v.storage_offset(), module.training),
+        *(kernel.name, type(module), id(call.mask), *call.kwargs, *arguments, q),
+        *(k.shape, v.shape, k.stride(), v.stride(), v.storage_offset(), module.training),
         *(getattr(module, "is_causal", True), _rate(module), torch.get_num_threads()),
     )
 
 
-def _read(kernel: Kernel, call: KernelCall, forward: Forward) -> Common:
+def _read(kernel: Kernel, call: Arguments, forward: Forward) -> Common:
     _refuse(kernel, call)
     if call.q.shape[2] != forward.queries or call.q.shape[0] != len(forward.handles):
         raise Unsupported(
@@ -154,7 +205,7 @@ def _read(kernel: Kernel, call: KernelCall, forward: Forward) -> Common:
         _scalars(call, slots),
         call.kwargs.get("scaling"),
         call.kwargs.get("sliding_window"),
-        call.q.device.type,
+        call.q.device,
         forward.implementation,
         torch.get_num_threads(),
         (call.mask, call.kwargs),
@@ -167,7 +218,7 @@ def _rate(module: Any) -> int | None:
     return None if compressor is None else int(compressor.compress_rate)
 
 
-def _slots(call: KernelCall, forward: Forward) -> Slots:
+def _slots(call: Arguments, forward: Forward) -> Slots:
     """What the key slots hold, found out once for all layers of a kind."""
     window = call.kwargs.get("sliding_window")
     key = (call.k.shape[2], window, compresses(call.module), _rate(call.module))
@@ -177,7 +228,7 @@ def _slots(call: KernelCall, forward: Forward) -> Slots:
     return slots
 
 
-def _reading(kernel: Kernel, call: KernelCall, forward: Forward, slots: Slots) -> MaskReading:
+def _reading(kernel: Kernel, call: Arguments, forward: Forward, slots: Slots) -> MaskReading:
     """What the mask says, read once for all layers that get the same one."""
     causal = _causal(kernel, call)
     key = (id(call.mask), slots.keys, slots.family, slots.compressed_family, causal)
@@ -188,7 +239,7 @@ def _reading(kernel: Kernel, call: KernelCall, forward: Forward, slots: Slots) -
     return reading
 
 
-def _refuse(kernel: Kernel, call: KernelCall) -> None:
+def _refuse(kernel: Kernel, call: Arguments) -> None:
     name = type(call.module).__name__
     kwargs = call.kwargs
     bias = next((b for b in _BIASES if kwargs.get(b) is not None), None)
@@ -209,7 +260,7 @@ def _refuse(kernel: Kernel, call: KernelCall) -> None:
         )
 
 
-def _causal(kernel: Kernel, call: KernelCall) -> bool:
+def _causal(kernel: Kernel, call: Arguments) -> bool:
     """Whether the kernel masks the future itself when it gets no mask. eager never does."""
     if kernel is EAGER or call.q.shape[2] == 1:
         return False
@@ -217,7 +268,7 @@ def _causal(kernel: Kernel, call: KernelCall) -> bool:
     return bool(getattr(call.module, "is_causal", True) if passed is None else passed)
 
 
-def _scalars(call: KernelCall, slots: Slots) -> dict[str, Scalar]:
+def _scalars(call: Arguments, slots: Slots) -> dict[str, Scalar]:
     """What a launch plan says of the arguments besides arrays."""
     sinks = call.kwargs.get("s_aux")
     return {
@@ -230,9 +281,9 @@ def _scalars(call: KernelCall, slots: Slots) -> dict[str, Scalar]:
         "groups": call.q.shape[1] // call.k.shape[1],
         "sliding_window": call.kwargs.get("sliding_window"),
         "training": bool(call.module.training),
-        "grad": bool(call.q.requires_grad),
-        "q_layout": _layout(call.q),
-        "kv_layout": _layout(call.k),
+        "grad": call.q.grad,
+        "q_layout": _layout(call.q.shape, call.q.strides),
+        "kv_layout": _layout(call.k.shape, call.k.stride()),
         **_value_layout(call.v),
         "sink_dtype": None if sinks is None else str(sinks.dtype).removeprefix("torch."),
     }
@@ -240,7 +291,7 @@ def _scalars(call: KernelCall, slots: Slots) -> dict[str, Scalar]:
 
 def _value_layout(tensor: torch.Tensor) -> dict[str, Scalar]:
     """The order of the axes of v; for a part of wider rows (a head's keys and values in one) also which."""
-    layout = _layout(tensor)
+    layout = _layout(tensor.shape, tensor.stride())
     _, heads, keys, dim = tensor.shape
     row = tensor.stride(1) if heads > 1 else tensor.stride(2)
     if layout != "other" or row <= dim:
@@ -253,8 +304,18 @@ def _value_layout(tensor: torch.Tensor) -> dict[str, Scalar]:
     return {"v_layout": "bshd", "v_row": row, "v_skip": skip}
 
 
-def _layout(tensor: torch.Tensor) -> str:
+def _layout(shape: torch.Size, strides: tuple[int, ...]) -> str:
     """The order of the axes in memory, slowest first; `other` strides are not recorded."""
-    if tensor.is_contiguous():
+    if _in_order(shape, strides, (0, 1, 2, 3)):
         return "bhsd"
-    return "bshd" if tensor.transpose(1, 2).is_contiguous() else "other"
+    return "bshd" if _in_order(shape, strides, (0, 2, 1, 3)) else "other"
+
+
+def _in_order(shape: torch.Size, strides: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether elements lie without gaps, the last of the axes fastest; axes of one element lie anywhere."""
+    behind = 1
+    for axis in reversed(axes):
+        if shape[axis] != 1 and strides[axis] != behind:
+            return not shape.numel()
+        behind *= shape[axis]
+    return True

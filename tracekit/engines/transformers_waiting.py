@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tracekit.engines.torch_bits import Copied, own
-from tracekit.engines.transformers_common import Kernel, KernelCall
+from tracekit.engines.transformers_common import Arguments, Kernel, KernelCall
 from tracekit.engines.transformers_step import Forward
 from tracekit.errors import Unsupported
 from tracekit.recorder.arena import Arena
@@ -34,42 +34,48 @@ class Copies(NamedTuple):
             own(call.q, arena), own(call.out, arena), None if call.lse is None else own(call.lse, arena)
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        q, out, lse = self
+        return q.memory.nbytes + out.memory.nbytes + (0 if lse is None else lse.memory.nbytes)
+
 
 class Waiting(NamedTuple):
     """A launch whose Q and outputs are copies.
 
     Args:
         kernel: what ran.
+        call: its arguments.
         copies: of its Q and outputs.
-        module, k, v, mask, kwargs: as in `KernelCall`.
         versions: how often torch had changed keys, values and mask in place when it ran.
     """
 
     kernel: Kernel
+    call: Arguments
     copies: Copies
-    module: Any
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None
-    kwargs: dict[str, Any]
     versions: tuple[int, ...]
 
-    def checked(self) -> KernelCall:
-        """Return the call, whose keys, values and mask are still those of the launch.
+    @classmethod
+    def of(cls, kernel: Kernel, call: KernelCall, arena: Arena) -> "Waiting":
+        """Let a launch wait that `may_wait`: what the engine goes on with is copied now."""
+        versions = _versions(call.k, call.v, call.mask)
+        return cls(kernel, call.arguments(), Copies.of(call, arena), versions)
+
+    def checked(self) -> Arguments:
+        """Return the arguments, which are still those of the launch.
 
         Raises:
             Unsupported: `T-WRITTEN` when they were written to since then.
         """
-        if _versions(self.k, self.v, self.mask) != self.versions:
+        if _versions(self.call.k, self.call.v, self.call.mask) != self.versions:
             raise Unsupported(
                 "its keys or values were written to between its launch and the end of its forward, or its "
                 "mask was; the call is not kept. Let a cache write them before the attention function, as "
                 "DynamicCache does.",
                 rule="T-WRITTEN",
             )
-        q, out, lse = self.copies
-        seen = q.tensor(), self.k, self.v, self.mask, self.kwargs, out.tensor()
-        return KernelCall(self.module, *seen, None if lse is None else lse.tensor())
+        return self.call
 
 
 def may_wait(call: KernelCall, forward: Forward) -> bool:
@@ -86,12 +92,6 @@ def may_wait(call: KernelCall, forward: Forward) -> bool:
     if not (q.is_contiguous() or q.transpose(1, 2).is_contiguous()):
         return False
     return q.nbytes <= FEW or _holds(forward.cache, call)
-
-
-def waiting(kernel: Kernel, call: KernelCall, arena: Arena) -> Waiting:
-    """Return a launch that `may_wait`, with copies of what the engine goes on with."""
-    module, _, k, v, mask, kwargs, *_ = call
-    return Waiting(kernel, Copies.of(call, arena), module, k, v, mask, kwargs, _versions(k, v, mask))
 
 
 def _holds(cache: Any, call: KernelCall) -> bool:
