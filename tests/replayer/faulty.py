@@ -348,12 +348,14 @@ class ArrivalOrder(SumsInArrival):
 
 
 class _Hollow(Tka1):
-    """TKA-1, whose O a subclass makes worthless in the same way in every launch."""
+    """TKA-1, whose answer a subclass makes worthless in the same way in every launch."""
 
     def run(self, launch):
         answer = super().run(launch)
-        spoiled = (replace(tensors, out=self.spoil(tensors.out)) for tensors in answer.tensors)
-        return replace(answer, tensors=tuple(spoiled))
+        return replace(answer, tensors=tuple(map(self.spoiled, answer.tensors)))
+
+    def spoiled(self, tensors):
+        return replace(tensors, out=self.spoil(tensors.out))
 
 
 class GivesNan(_Hollow):
@@ -366,6 +368,11 @@ class GivesOneInfinity(_Hollow):
         data = out.data.copy()
         data[:, 0, 0] = 0x7F80
         return Bits(data, out.dtype)
+
+
+class GivesNanLse(_Hollow):
+    def spoiled(self, tensors):
+        return replace(tensors, lse=Bits(np.full_like(tensors.lse.data, 0x7FC00000), tensors.lse.dtype))
 
 
 class WritesNothing(_Hollow):

@@ -13,7 +13,7 @@ from tracekit.verdict import Exit, Status
 CALL = dense_call(lengths=(6, 4), seed=1)
 
 
-@pytest.mark.parametrize("kernel", ["GivesNan", "GivesOneInfinity", "WritesNothing"])
+@pytest.mark.parametrize("kernel", ["GivesNan", "GivesOneInfinity", "GivesNanLse", "WritesNothing"])
 @pytest.mark.parametrize("claim", ["rerun", "rows", "solo"])
 def test_an_answer_that_is_none_is_held_by_no_claim(kernel, claim):
     report = replay([MemoryTrace((CALL,))], providers=[f"tests.replayer.faulty:{kernel}"], claims=[claim])

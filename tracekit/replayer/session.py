@@ -14,13 +14,13 @@ from tracekit.compare import (
     diagnose,
     envelope,
 )
+from tracekit.compare.hollow import hollow
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Grounded, Relation, Rescheduled, subject_of
 from tracekit.replayer.gradients import compare_gradients
-from tracekit.replayer.hollow import hollow
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
@@ -164,7 +164,8 @@ class Session:
     ) -> None:
         assert self.worker is not None
         covered = np.zeros(call.num_rows, np.bool_)
-        if (wanted := expected.get("out")) is not None and (why := self._is_hollow(call, wanted)):
+        wanted, lse = expected.get("out"), expected.get("lse")
+        if wanted is not None and (why := self._is_hollow(call, wanted, lse)):
             tally.missing = tally.missing or f"{why}, call {index}: equal bits of it prove nothing"
         before = tally.variants
         for name, answered in self.worker.variants(call, tally.relation, self.seed, self.threads):
@@ -266,10 +267,10 @@ class Session:
             for _, answered in variants
         )
 
-    def _is_hollow(self, call: AttentionCall, out: Bits) -> str:
+    def _is_hollow(self, call: AttentionCall, out: Bits, lse: Bits | None) -> str:
         """Asked once an answer, which is kept so that no other one gets its id."""
         if id(out) not in self._hollow:
-            self._hollow[id(out)] = out, hollow(call, out)
+            self._hollow[id(out)] = out, hollow(call, out, lse)
         return self._hollow[id(out)][1]
 
     def _bound(self, call: AttentionCall) -> Envelope:
