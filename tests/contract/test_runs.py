@@ -175,6 +175,13 @@ DAMAGE = {
         "EVIDENCE_MISMATCH",
         lambda pair: _edit(_rank(pair), "readback", "core", "core_id", value="flash 3"),
     ),
+    "a version of the kernel that did not run, on both sides": (
+        "EVIDENCE_MISMATCH",
+        lambda pair: [
+            _edit(told, "readback", "core", "core_id", value="tka1 tka1=0")
+            for told in pair.glob("*/ranks/*.json")
+        ],
+    ),
     "heads that are only stated": (
         "IDENTITY_MISMATCH",
         lambda pair: [
