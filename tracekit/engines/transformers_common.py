@@ -106,7 +106,7 @@ def _read(kernel: Kernel, call: Arguments, forward: Forward) -> Common:
             rule="T-QUERY",
         )
     slots, causal = _slots(call, forward), _causal(kernel, call)
-    waits = call.mask is None and bool(forward.real.all())
+    waits = call.mask is None and slots.batch.full
     return Common(
         kernel,
         slots,

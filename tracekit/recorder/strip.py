@@ -9,10 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekit.model import Array, DType
-
-_C = ctypes.CDLL(None)
-_memcmp, _memmove = _C.memcmp, _C.memmove
-_memcmp.argtypes = _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+from tracekit.recorder.libc import memcmp, memmove
 
 
 class Strip(NamedTuple):
@@ -49,7 +46,7 @@ class Strip(NamedTuple):
         """Whether the first rows are, in bits, those that lie at an address."""
         theirs, run = self.address, count * self.width
         for _ in range(self.heads):
-            if _memcmp(address, theirs, run):
+            if memcmp(address, theirs, run):
                 return False
             address, theirs = address + between, theirs + self.between
         return True
@@ -58,7 +55,7 @@ class Strip(NamedTuple):
         """Copy all rows but the first `skip` to an address."""
         theirs, run = self.address + skip * self.width, (self.rows - skip) * self.width
         for _ in range(self.heads):
-            _memmove(address, theirs, run)
+            memmove(address, theirs, run)
             address, theirs = address + between, theirs + self.between
 
     def array(self) -> Array:
