@@ -127,9 +127,14 @@ def test_what_a_failed_transaction_gives_up_is_not_given_up(gate, kernel, event)
     kernel.fault = "raises"
     with pytest.raises(ArithmeticError):
         launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE))
-    with pytest.raises(KeyboardInterrupt), gate.transaction():
-        gate.tell(event)
-        raise KeyboardInterrupt
+
+    def told_in_vain():
+        with gate.transaction():
+            gate.tell(event)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        told_in_vain()
 
     with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
         launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE, wrong="q"))
@@ -138,10 +143,15 @@ def test_what_a_failed_transaction_gives_up_is_not_given_up(gate, kernel, event)
 
 def test_each_launch_of_a_transaction_is_held_to_its_own_bytes(gate, kernel):
     first, second = ENGINE.call(0, [("a", 0, 4)]), ENGINE.call(0, [("a", 4, 6)])
-    with pytest.raises(ArithmeticError), gate.transaction():
-        launch(gate, kernel, first)
-        kernel.fault = "raises"
-        launch(gate, kernel, second)
+
+    def second_fails():
+        with gate.transaction():
+            launch(gate, kernel, first)
+            kernel.fault = "raises"
+            launch(gate, kernel, second)
+
+    with pytest.raises(ArithmeticError):
+        second_fails()
 
     launch(gate, kernel, first)
     with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
