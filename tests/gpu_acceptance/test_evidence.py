@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tools.gpu_acceptance import evidence as ev
+from tools.gpu_acceptance.checks import STAGES, Check, Refused
+from tools.gpu_acceptance.tree import ROOT, file_digest, sources_here, sources_of
 from tracekit.providers import registry
 from tracekit.providers.tka1 import selftest
-
-ROOT = ev.ROOT
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def commit_of(tree: Path) -> str:
 
 @pytest.fixture
 def sound(tree: Path) -> ev.Evidence:
-    checks = [ev.Check(stage, stage, "not run", "why", provider="tka1-cuda") for stage in ev.STAGES]
+    checks = [Check(stage, stage, "not run", "why", provider="tka1-cuda") for stage in STAGES]
     checks[:1] = [
-        ev.Check("self-test", name, "held", "equal", "tka1-cuda", len(list(launches())), {"digest": digest})
+        Check("self-test", name, "held", "equal", "tka1-cuda", len(list(launches())), {"digest": digest})
         for name, digest, launches in (
             ("bf16", selftest.EXPECTED, selftest.launches),
             ("binary16 and binary32", selftest.EXPECTED_WIDE, selftest.wide_launches),
@@ -48,7 +48,7 @@ def sound(tree: Path) -> ev.Evidence:
     ]
     return ev.Evidence(
         commit=commit_of(tree),
-        sources=ev.sources_here(tree),
+        sources=sources_here(tree),
         device={"name": "a device", "arch": "sm_90", "driver": "13000", "compiler": "nvrtc 13.0"},
         stand_in="",
         software={
@@ -56,7 +56,7 @@ def sound(tree: Path) -> ev.Evidence:
             "hip": "None",
             "system": "Linux",
         },
-        goldens={"g.h5": ev.file_digest(tree / "traces" / "g.h5")},
+        goldens={"g.h5": file_digest(tree / "traces" / "g.h5")},
         checks=tuple(checks),
         new_goldens={},
         seconds=1.5,
@@ -116,7 +116,7 @@ def with_check(record: dict, **changes) -> str:
     ],
 )
 def test_malformed_evidence_is_refused(sound: ev.Evidence, rule: str, spoil):
-    with pytest.raises(ev.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         ev.parse_evidence(spoil(json.loads(sound.to_json())))
     assert caught.value.rule == rule
 
@@ -138,7 +138,7 @@ def test_malformed_evidence_is_refused(sound: ev.Evidence, rule: str, spoil):
     ],
 )
 def test_evidence_of_something_else_is_not_admitted(sound: ev.Evidence, tree: Path, rule: str, changes):
-    with pytest.raises(ev.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         ev.admit(replace(sound, **changes), tree)
     assert caught.value.rule == rule
 
@@ -149,7 +149,7 @@ def test_a_self_test_that_did_not_hold_is_not_admitted(sound: ev.Evidence, tree:
         for status in ("refuted", "not run"):
             checks = list(sound.checks)
             checks[number] = replace(checks[number], status=status)
-            with pytest.raises(ev.Refused) as caught:
+            with pytest.raises(Refused) as caught:
                 ev.admit(replace(sound, checks=tuple(checks)), tree)
             assert caught.value.rule == "EV-SELF-TEST"
 
@@ -163,7 +163,7 @@ def test_evidence_is_never_written_over_and_no_link_is_followed(sound: ev.Eviden
     document.write_text(replace(sound, seconds=2.5).to_json())
     for spoil in (lambda: None, lambda: (kept.unlink(), kept.symlink_to(tree / "elsewhere"))):
         spoil()
-        with pytest.raises(ev.Refused) as caught:
+        with pytest.raises(Refused) as caught:
             ev.keep(document, tree)
         assert caught.value.rule == "EV-KEPT"
         assert not (tree / "elsewhere").exists()
@@ -175,7 +175,7 @@ def test_a_tree_is_no_commit(sound: ev.Evidence, tree: Path):
     """git names both by 40 digits."""
     command = ["git", "-C", str(tree), "rev-parse", "HEAD^{tree}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    with pytest.raises(ev.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         ev.admit(replace(sound, commit=done.stdout.strip()), tree)
     assert caught.value.rule == "EV-TREE"
 
@@ -198,9 +198,9 @@ def test_a_document_is_written_whole_or_not_at_all(tmp_path: Path):
 
 
 def test_a_tree_that_is_not_its_commit_shows(sound: ev.Evidence, tree: Path):
-    assert ev.sources_of(sound.commit, tree) == sound.sources
+    assert sources_of(sound.commit, tree) == sound.sources
     (tree / "kernels" / "k.h").write_text("other\n")
-    assert ev.sources_here(tree) != sound.sources
+    assert sources_here(tree) != sound.sources
 
 
 def test_the_command_says_which_rule_is_broken(sound: ev.Evidence, tree: Path, capsys):

@@ -13,6 +13,7 @@ import pytest
 
 from tools.gpu_acceptance import evidence as ev
 from tools.gpu_acceptance.checks import Refused
+from tools.gpu_acceptance.tree import sources_here
 
 torch = pytest.importorskip("torch")
 
@@ -56,7 +57,7 @@ def admitted(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None
     def admit(record: dict[str, Any]) -> None:
         ev.admit(ev.parse_evidence(json.dumps({**record, "seal": ev.seal(record)})))
 
-    here = ev.sources_here()
+    here = sources_here()
     monkeypatch.setattr(ev, "sources_of", lambda commit, root: here)
     return admit
 

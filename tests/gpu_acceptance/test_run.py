@@ -11,11 +11,12 @@ import pytest
 
 from tests.gpu_acceptance.conftest import GOLDEN
 from tools.gpu_acceptance import __main__ as cli
-from tools.gpu_acceptance import needs, stages
+from tools.gpu_acceptance import needs, sanitizer, stages
 from tools.gpu_acceptance.__main__ import STAND_IN
 from tools.gpu_acceptance.checks import GPU_KERNELS, Refused, fault
-from tools.gpu_acceptance.evidence import ROOT, admit
+from tools.gpu_acceptance.evidence import admit
 from tools.gpu_acceptance.run import Run
+from tools.gpu_acceptance.tree import ROOT
 from tracekit.model import Bits
 from tracekit.providers import registry
 from tracekit.providers.base import Answer, Launch
@@ -160,7 +161,7 @@ DIGEST = "0" * 64
 )
 def test_a_sanitizer_says_nothing_unless_it_counted(tmp_path: Path, text: str, status: str):
     run = Run("tka1-cuda", "", 100.0, (), tmp_path)
-    stages._judge(run, "memcheck", text, "golden")
+    sanitizer.judge(run, "memcheck", text, "golden")
     assert [check.status for check in run.checks] == [status]
     assert fault(run.checks[0]) == ""
 

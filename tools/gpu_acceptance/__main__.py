@@ -18,15 +18,8 @@ from pathlib import Path
 
 from tools.gpu_acceptance import needs
 from tools.gpu_acceptance.checks import Refused, plain
-from tools.gpu_acceptance.evidence import (
-    ROOT,
-    Evidence,
-    file_digest,
-    now,
-    parse_evidence,
-    sources_here,
-    write,
-)
+from tools.gpu_acceptance.evidence import Evidence, now, parse_evidence, write
+from tools.gpu_acceptance.tree import ROOT, file_digest, sources_here
 
 STAND_IN = "the provider tka1 on the CPU"
 
@@ -72,7 +65,7 @@ def _minutes(text: str) -> float:
 
 
 def _accept(options: argparse.Namespace, subject: str, commit: str, traces: tuple[Path, ...]) -> int:
-    from tools.gpu_acceptance import run, speed, stages
+    from tools.gpu_acceptance import run, sanitizer, speed, stages
 
     served = needs.build_kernels()
     folder = options.out.resolve().parent
@@ -84,7 +77,7 @@ def _accept(options: argparse.Namespace, subject: str, commit: str, traces: tupl
         ("speed", speed.speed, 30.0),
         ("device", stages.device, 30.0),
         ("goldens", stages.new_goldens, 20.0),
-        ("sanitizer", stages.sanitizer, 120.0),
+        ("sanitizer", sanitizer.sanitizer, 120.0),
         ("claims", stages.claims, 30.0),
     ):
         job.stage(name, work, seconds)

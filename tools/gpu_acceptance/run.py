@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu_acceptance.checks import Check, plain
-from tools.gpu_acceptance.evidence import ROOT
+from tools.gpu_acceptance.tree import ROOT
 
 
 @dataclass

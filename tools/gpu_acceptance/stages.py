@@ -1,8 +1,6 @@
 """The stages about bits: self-test, device against CPU, claims, graphs, fresh processes, new goldens."""
 
 import hashlib
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,8 +12,8 @@ import numpy as np
 
 import tracekit
 from tools.gpu_acceptance.checks import GPU_KERNELS
-from tools.gpu_acceptance.evidence import ROOT
 from tools.gpu_acceptance.run import Run
+from tools.gpu_acceptance.tree import ROOT
 from tracekit.errors import Unavailable
 from tracekit.model import AttentionCall, DType, Recording
 from tracekit.providers.base import Execution, Launch, Provider
@@ -157,7 +155,7 @@ def graphs(run: Run) -> None:
         with run.failures("graphs", "soak", run.subject):
             _soak(run, provider, kind)
     trace = run.traces[0]
-    said = {_fresh(run, trace).split()[-1] for _ in range(PROCESSES)}
+    said = {fresh(run, trace).split()[-1] for _ in range(PROCESSES)}
     status = "held" if len(said) == 1 else "refuted"
     reason = f"{len(said)} different answers in {PROCESSES} fresh processes"
     data = {"launches": PROCESSES, "differing": len(said) - 1}
@@ -199,7 +197,7 @@ def _soak(run: Run, provider: Provider, kind: GraphKind) -> None:
     run.add("graphs", name, status, reason, provider=run.subject, compared=REPLAYS, data=data)
 
 
-def _fresh(run: Run, trace: Path, *prefix: str) -> str:
+def fresh(run: Run, trace: Path, *prefix: str) -> str:
     """Return what a fresh process prints about a trace, its digest last; RuntimeError where it fails."""
     command = [*prefix, sys.executable, "-m", "tools.gpu_acceptance.stages", run.subject, str(trace)]
     done = subprocess.run(
@@ -223,44 +221,6 @@ def answers_digest(provider: Provider, path: Path) -> str:
             (tensors,) = provider.run(Launch((replace(call, launch=None),))).tensors
             sha.update(tensors.out.data.tobytes() + (tensors.lse.data.tobytes() if tensors.lse else b""))
     return sha.hexdigest()
-
-
-def sanitizer(run: Run) -> None:
-    """Run the device under compute-sanitizer, where it exists: accesses, races, barriers."""
-    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if run.stand_in or tool is None:
-        why = "a stand-in has no device code" if run.stand_in else "there is no compute-sanitizer here"
-        run.add("sanitizer", "compute-sanitizer", "not run", why, provider=run.subject)
-        return
-    trace = min(run.traces, key=lambda path: path.stat().st_size)
-    for kind in ("memcheck", "racecheck", "synccheck"):
-        if run.left < 60:
-            run.add("sanitizer", kind, "not run", "no time was left", provider=run.subject)
-            continue
-        command = [tool, "--tool", kind, "--error-exitcode", "9"]
-        try:
-            text = _fresh(run, trace, *command)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            text = str(error)
-        _judge(run, kind, text, trace.name)
-
-
-def _judge(run: Run, kind: str, text: str, name: str) -> None:
-    """Say what a tool found: nothing unless it counted its errors, whatever became of the program."""
-    counted = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", text)
-    if not counted or (not int(counted[-1]) and not re.search(r"^[0-9a-f]{64}$", text, re.MULTILINE)):
-        run.add("sanitizer", kind, "not run", f"it did not end: {text[-400:]}", provider=run.subject)
-        return
-    errors = int(counted[-1])
-    run.add(
-        "sanitizer",
-        kind,
-        "refuted" if errors else "held",
-        f"{errors} errors on {name}",
-        provider=run.subject,
-        compared=1,
-        data={"runs": 1, "with errors": int(errors > 0)},
-    )
 
 
 def new_goldens(run: Run) -> None:
