@@ -1,6 +1,8 @@
 """`python -m tools.bench`: what it prints, writes and ends with. No test here asserts a time."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,34 @@ def test_a_gate_that_was_not_judged_is_not_met(
     monkeypatch.setattr("sys.argv", ["bench", "kernels", "--gate"])
     assert bench.main() == code
     said = (
-        "inconclusive: gone did not run here, so the gates of these say nothing." in capsys.readouterr().out
+        "inconclusive: gone gave no time here, so the gates of these say nothing." in capsys.readouterr().out
     )
     assert said == (UNRUN in rows)
     assert UNRUN.ok is None
     assert UNRUN.to_dict()["ok"] is None
+
+
+@pytest.mark.parametrize("ours", [0.0, -1e-7, float("nan")])
+def test_a_time_that_is_none_judges_nothing(ours: float):
+    """A difference of two times may come out below zero."""
+    row = Row("added", ours, 1e-6, "budget", 1.0)
+    assert row.ok is None
+    assert exit_code([row]) == 3
+    bench.line(row)
+
+
+@pytest.mark.parametrize("options", [[], ["--gate"]])
+def test_a_process_that_fails_is_no_missed_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+):
+    def failing(rounds: int) -> list[Row]:
+        subprocess.run([sys.executable, "-c", "raise SystemExit(1)"], check=True)
+        raise AssertionError
+
+    monkeypatch.setitem(bench.BENCHES, "kernels", failing)
+    monkeypatch.setattr("sys.argv", ["bench", "kernels", *options])
+    assert bench.main() == 6
+    assert "ended with 1; run it alone" in capsys.readouterr().out
 
 
 def test_no_rounds_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
