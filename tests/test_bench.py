@@ -109,7 +109,7 @@ def test_a_row_without_a_gate_is_neither_ok_nor_missed():
 
 def test_what_cannot_run_here_says_why_and_is_no_row_that_passed(monkeypatch: pytest.MonkeyPatch):
     """On a processor without AVX-512, AVX2 or matrix units nothing is timed and nothing is called ok."""
-    monkeypatch.setattr(kernels.native, "available", lambda: ["v1"])
+    monkeypatch.setattr(kernels.native, "runs", lambda isa: isa == "v1")
     rows = kernels.rows(1)
     assert exit_code(rows) == 3
     assert [bool(row.gate) for row in rows] == [True, True, False]
@@ -119,6 +119,9 @@ def test_what_cannot_run_here_says_why_and_is_no_row_that_passed(monkeypatch: py
         "this processor has no AVX2",
         "this processor has no AVX-512",
     ]
+    monkeypatch.setattr(kernels.native, "runs", lambda isa: True)
+    monkeypatch.setattr(kernels.native, "available", lambda: ["v1"])
+    assert kernels.missing(kernels.ARENAS[0]) == "v4 was not built"
     monkeypatch.setattr(kernels.native, "available", lambda: ["v4"])
     monkeypatch.setattr(kernels, "cpu_flags", lambda: ["avx512f"])
     assert kernels.missing(kernels.ARENAS[-1]) == "this processor has no matrix units for bf16"
