@@ -40,7 +40,7 @@ def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
     """Return the reasons of `not_run.txt` that count on a machine; `here` says whether it has a thing.
 
     A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 (`v4`), a program (`nvcc`),
-    or the library `NVRTC`.
+    the library `NVRTC`, or `the pinned compiler` of tools/bench/instructions.json.
     """
     found = set()
     for line in text.splitlines():
@@ -56,10 +56,13 @@ def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
 
 def is_here(thing: str) -> bool:
     """Whether this machine has a thing that a line of `not_run.txt` names."""
+    from tools.bench import instructions
     from tracekit.providers.tka1 import native, runtime_compiler
 
     if thing == "NVRTC":
         return runtime_compiler.find_library("nvrtc") is not None
+    if thing == "the pinned compiler":
+        return bool(instructions.pinned())
     return thing in native.available() or shutil.which(thing) is not None
 
 

@@ -62,7 +62,8 @@ def rows(rounds: int) -> list[Row]:
     found = []
     for arena in ARENAS:
         reason = missing(arena)
-        found += [Row.unrun(arena.name, reason)] if reason else judged(arena, measured(arena, rounds))
+        gate = max(arena.gates)
+        found += [Row.unrun(arena.name, reason, gate)] if reason else judged(arena, measured(arena, rounds))
     return found
 
 
