@@ -40,7 +40,7 @@ def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
     """Return the reasons of `not_run.txt` that count on a machine; `here` says whether it has a thing.
 
     A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 that the processor runs
-    (`v4`), a program (`nvcc`), the library `NVRTC`, or `the pinned compiler` of tools/bench/instructions.json.
+    (`v4`), a program (`nvcc`), the library `NVRTC`, or `the pinned compiler`.
     """
     found = set()
     for line in text.splitlines():
