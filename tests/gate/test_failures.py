@@ -141,6 +141,24 @@ def test_what_a_failed_transaction_gives_up_is_not_given_up(gate, kernel, event)
     launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE))
 
 
+def test_what_a_transaction_made_good_in_part_is_held_whole_when_it_fails(gate, kernel):
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, ENGINE.call(0, [("a", 0, 9)]))
+
+    def first_part():
+        with gate.transaction():
+            launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first_part()
+
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("a", 5, 9)], wrong="q"))
+
+
 def test_each_launch_of_a_transaction_is_held_to_its_own_bytes(gate, kernel):
     first, second = ENGINE.call(0, [("a", 0, 4)]), ENGINE.call(0, [("a", 4, 6)])
 

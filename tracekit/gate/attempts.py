@@ -34,6 +34,11 @@ class Attempt:
     pages: dict[KVFamily, Pages | None]
     prints: Prints
 
+    @property
+    def rows(self) -> tuple[int, int]:
+        """`first` and `end`."""
+        return self.first, self.end
+
 
 class Attempts:
     """The failed launches that nothing followed yet."""
@@ -54,8 +59,8 @@ class Attempts:
         """Take back what was forgotten since `copy`: the events that gave it up are taken back."""
         for key, attempts in before._held.items():
             here = self._held.get(key, ())
-            gone = (held for held in attempts if all(held.first != other.first for other in here))
-            self._held[key] = (*gone, *here)
+            there = {held.rows for held in here}
+            self._held[key] = (*(held for held in attempts if held.rows not in there), *here)
 
     def add(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
         """Remember a launch that failed."""
@@ -64,7 +69,7 @@ class Attempts:
             mine = {place: value for place, value in prints.items() if place.request == span.request}
             pages = {read.family: read.pages for read in span.reads}
             key = span.request, event.layer
-            others = (held for held in self._held.get(key, ()) if held.first != span.first)
+            others = (held for held in self._held.get(key, ()) if held.rows != (span.first, span.end))
             self._held[key] = (*others, Attempt(span.first, span.end, pages, mine))
 
     def succeeded(self, event: Attend) -> None:
