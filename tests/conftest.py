@@ -39,8 +39,8 @@ def _count(longrepr: object) -> None:
 def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
     """Return the reasons of `not_run.txt` that count on a machine; `here` says whether it has a thing.
 
-    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 (`v4`), a program (`nvcc`),
-    the library `NVRTC`, or `the pinned compiler` of tools/bench/instructions.json.
+    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 that the processor runs
+    (`v4`), a program (`nvcc`), the library `NVRTC`, or `the pinned compiler`.
     """
     found = set()
     for line in text.splitlines():
@@ -63,7 +63,7 @@ def is_here(thing: str) -> bool:
         return runtime_compiler.find_library("nvrtc") is not None
     if thing == "the pinned compiler":
         return bool(instructions.pinned())
-    return thing in native.available() or shutil.which(thing) is not None
+    return native.runs(thing) if thing in native.BUILDS else shutil.which(thing) is not None
 
 
 def _whole(config: pytest.Config) -> bool:

@@ -1,6 +1,8 @@
 """`python -m tools.bench`: what it prints, writes and ends with. No test here asserts a time."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,34 @@ def test_a_gate_that_was_not_judged_is_not_met(
     monkeypatch.setattr("sys.argv", ["bench", "kernels", "--gate"])
     assert bench.main() == code
     said = (
-        "inconclusive: gone did not run here, so the gates of these say nothing." in capsys.readouterr().out
+        "inconclusive: gone gave no time here, so the gates of these say nothing." in capsys.readouterr().out
     )
     assert said == (UNRUN in rows)
     assert UNRUN.ok is None
     assert UNRUN.to_dict()["ok"] is None
+
+
+@pytest.mark.parametrize("ours", [0.0, -1e-7, float("nan")])
+def test_a_time_that_is_none_judges_nothing(ours: float):
+    """A difference of two times may come out below zero."""
+    row = Row("added", ours, 1e-6, "budget", 1.0)
+    assert row.ok is None
+    assert exit_code([row]) == 3
+    bench.line(row)
+
+
+@pytest.mark.parametrize("options", [[], ["--gate"]])
+def test_a_process_that_fails_is_no_missed_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+):
+    def failing(rounds: int) -> list[Row]:
+        subprocess.run([sys.executable, "-c", "raise SystemExit(1)"], check=True)
+        raise AssertionError
+
+    monkeypatch.setitem(bench.BENCHES, "kernels", failing)
+    monkeypatch.setattr("sys.argv", ["bench", "kernels", *options])
+    assert bench.main() == 6
+    assert "ended with 1; run it alone" in capsys.readouterr().out
 
 
 def test_no_rounds_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -84,7 +109,7 @@ def test_a_row_without_a_gate_is_neither_ok_nor_missed():
 
 def test_what_cannot_run_here_says_why_and_is_no_row_that_passed(monkeypatch: pytest.MonkeyPatch):
     """On a processor without AVX-512, AVX2 or matrix units nothing is timed and nothing is called ok."""
-    monkeypatch.setattr(kernels.native, "available", lambda: ["v1"])
+    monkeypatch.setattr(kernels.native, "runs", lambda isa: isa == "v1")
     rows = kernels.rows(1)
     assert exit_code(rows) == 3
     assert [bool(row.gate) for row in rows] == [True, True, False]
@@ -94,6 +119,9 @@ def test_what_cannot_run_here_says_why_and_is_no_row_that_passed(monkeypatch: py
         "this processor has no AVX2",
         "this processor has no AVX-512",
     ]
+    monkeypatch.setattr(kernels.native, "runs", lambda isa: True)
+    monkeypatch.setattr(kernels.native, "available", lambda: ["v1"])
+    assert kernels.missing(kernels.ARENAS[0]) == "v4 was not built"
     monkeypatch.setattr(kernels.native, "available", lambda: ["v4"])
     monkeypatch.setattr(kernels, "cpu_flags", lambda: ["avx512f"])
     assert kernels.missing(kernels.ARENAS[-1]) == "this processor has no matrix units for bf16"

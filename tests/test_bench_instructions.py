@@ -82,6 +82,18 @@ def test_the_gate_is_0_only_where_every_count_was_judged(
     assert ("inconclusive: " in capsys.readouterr().out) == (code == 3 or len(counts) == 2)
 
 
+def test_a_count_that_fails_is_no_missed_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """Sources that do not compile."""
+    (tmp_path / "tk_host.cpp").write_text("#error broken\n")
+    monkeypatch.setattr(instructions, "missing", lambda: "")
+    real = instructions.counts
+    monkeypatch.setattr(instructions, "counts", lambda form: real(form, tmp_path))
+    assert instructions.main(["--gate"]) == 6
+    assert "counting failed: `c++` ended with 1" in capsys.readouterr().out
+
+
 def test_pins_of_another_compiler_judge_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The control: the same file, whose compiler is another version."""
     told = json.loads(instructions.PINNED.read_text())

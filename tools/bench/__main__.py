@@ -1,11 +1,13 @@
 """`python -m tools.bench NAME`: our time against a peer's, same work, in one process.
 
 Prints name, ours, peer, ratio (peer / ours), gate and ok; what cannot be run here says why.
-With `--gate` a missed gate ends with exit code 1, and a gate that could not be judged here with 3.
+With `--gate` a missed gate ends with exit code 1, and a gate that could not be judged here with 3;
+a process that fails ends it with 6.
 """
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,16 +33,21 @@ def main() -> int:
     )
     options = parser.parse_args()
 
-    rows = BENCHES[options.name](options.rounds)
+    try:
+        rows = BENCHES[options.name](options.rounds)
+    except subprocess.CalledProcessError as error:  # its own code must not be read as that of a missed gate
+        command = " ".join(map(str, error.cmd))[:200]
+        print(f"a bench needs `{command}`, and that ended with {error.returncode}; run it alone to see why.")
+        return 6
     print(f"{'name':35} {'ours ms':>9} {'peer ms':>9} {'peer/ours':>9} {'gate':>5}  ok   peer")
     for row in rows:
         print(line(row))
     missed = [row for row in rows if row.ok is False]
-    unjudged = [row.name for row in rows if row.gate and row.not_run]
+    unjudged = [row.name for row in rows if row.gate and row.ok is None]
     if missed and not options.gate:
         print(f"{len(missed)} of {len(rows)} below the gate; --gate makes that an error.")
     if unjudged:
-        print(f"inconclusive: {', '.join(unjudged)} did not run here, so the gates of these say nothing.")
+        print(f"inconclusive: {', '.join(unjudged)} gave no time here, so the gates of these say nothing.")
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
     return exit_code(rows) if options.gate else 0

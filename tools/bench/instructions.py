@@ -129,7 +129,11 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := missing():
         print(f"not run: {reason}, so nothing was counted; it is judged on a machine that has it.")
         return 3 if options.gate or options.pin else 0
-    found = [one for form in FORMS for one in counts(form)]
+    try:
+        found = [one for form in FORMS for one in counts(form)]
+    except subprocess.CalledProcessError as error:
+        print(f"counting failed: `{error.cmd[0]}` ended with {error.returncode}; run it alone to see why.")
+        return 6
     print(f"{'name':28} {'instructions':>14} {'pinned':>14}   ({compiler()}, within {TOLERANCE:.0%})")
     for one in found:
         state = ("no" if one.fault else "yes") if one.pinned else "not judged"

@@ -69,8 +69,11 @@ def rows(rounds: int) -> list[Row]:
 
 def missing(arena: Arena) -> str:
     """Say why this processor cannot run an arena; empty where it can."""
-    if arena.environ["TRACEKIT_ISA"] not in native.available():
+    isa = arena.environ["TRACEKIT_ISA"]
+    if not native.runs(isa):
         return f"this processor has no {arena.name if arena.name != AMX else 'AVX-512'}"
+    if isa not in native.available():
+        return f"{isa} was not built"
     if arena.name == AMX and "amx_bf16" not in cpu_flags():
         return "this processor has no matrix units for bf16"
     return ""

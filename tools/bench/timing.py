@@ -34,12 +34,16 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        return self.peer / self.ours
+        return self.peer / self.ours if self.ours else math.nan
 
     @property
     def ok(self) -> bool | None:
-        """Whether the gate is met; None where there is none, or the row was not run."""
-        return None if self.not_run or not self.gate else self.ratio >= self.gate
+        """Whether the gate is met; None where there is none, or nothing was measured.
+
+        A time that is a difference of two may come out below zero, and says nothing then.
+        """
+        measured = not self.not_run and self.ours > 0 and self.peer > 0
+        return self.ratio >= self.gate if self.gate and measured else None
 
     def to_dict(self) -> dict[str, Any]:
         if self.not_run:

@@ -114,7 +114,7 @@ def build_kernels() -> str:
     if not native.available():
         build(ROOT / "tracekit" / "_native")
         native._files.cache_clear()
-        native._runnable.cache_clear()
+        native._best.cache_clear()
     served = serving()
     return served.isa or served.form
 

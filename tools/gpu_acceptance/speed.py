@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
+from torch.nn.attention.bias import causal_lower_right
 
 from tools.gpu_acceptance.run import Run
 from tracekit.providers import tka1
@@ -121,12 +122,14 @@ def _peers(inputs: Inputs, length: int, where: str, size: int) -> dict[str, Call
         words = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         return words.to(where, dtype).transpose(0, 1)[None].contiguous()
 
-    mask = None
-    if rows not in (1, length):
-        mask = torch.ones(rows, length, dtype=torch.bool, device=where).tril(length - rows)
-
     def peer(dtype: torch.dtype) -> Callable[[], object]:
         q, k, v = (tensor(x, dtype) for x in (inputs.q, family.keys[0], family.values[0]))
+        mask: torch.Tensor | None = None
+        if rows not in (1, length):
+            # flash attention, the better peer, takes no mask, but knows this one by its name
+            mask = causal_lower_right(rows, length)
+            if dtype is torch.float32 or where == "cpu":
+                mask = torch.ones(rows, length, dtype=torch.bool, device=where).tril(length - rows)
         return lambda: F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=rows == length, enable_gqa=True
         )
