@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,7 @@ def parse_filters(
     """Check the numbers and globs of a user.
 
     Raises:
-        UsageError: `R-FILTER` for a negative number, an empty list or an empty glob.
+        UsageError: `R-FILTER` for what is no number from 0, an empty list or an empty glob.
     """
     return Filters(
         _numbers("layers", layers),
@@ -95,14 +96,16 @@ def _matches(globs: tuple[str, ...], name: str, alias: str) -> bool:
 def _numbers(name: str, numbers: Iterable[int] | None) -> frozenset[int] | None:
     if numbers is None:
         return None
-    found = frozenset(int(number) for number in numbers)
-    if not found or min(found) < 0:
+    given = [numbers] if isinstance(numbers, str) or not isinstance(numbers, Iterable) else list(numbers)
+    # int() would take 0.5 for 0, and the text "12" for the numbers 1 and 2
+    found = [number for number in given if isinstance(number, Integral) and not isinstance(number, bool)]
+    if not given or len(found) < len(given) or min(found) < 0:
         raise UsageError(
-            f"{name} is a list of numbers from 0, not {sorted(found)}; leave it out to record all of them.",
+            f"{name} is a list of numbers from 0, not {given}; leave it out to record all of them.",
             rule="R-FILTER",
             name=name,
         )
-    return found
+    return frozenset(int(number) for number in found)
 
 
 def _globs(name: str, globs: str | Iterable[str]) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ def merge(
         What was written.
 
     Raises:
-        UsageError: `U-MERGE` there is nothing to merge, or a trace is given twice; `U-EXISTS`, `U-FOLDER` for the path.
+        UsageError: `U-MERGE` there is nothing to merge, or a trace is given twice; `U-EXISTS`, `U-FOLDER` for
+            the path.
         InvalidCall: `R-MERGE-SHARE`, `R-MERGE-REPLICA`, `R-MERGE-IDENTITY`, `R-MERGE-LEDGER`,
             `R-MERGE-TOKENS`, `R-MERGE-HEADS`, `R-MERGE-CALL`, `C-TP-COPIES`: they contradict each other.
         NothingSelected: `R-MERGE-WHOLE` no call is whole.
