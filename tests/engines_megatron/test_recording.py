@@ -278,7 +278,9 @@ def test_a_model_whose_hooks_are_taken_away_is_told(recorded):
         model._forward_hooks.clear()
         batch.forward(model)
 
-    with pytest.warns(CaptureIncomplete, match=r"hooks of the model were taken away|outside the model's forward"):
+    with pytest.warns(
+        CaptureIncomplete, match=r"hooks of the model were taken away|outside the model's forward"
+    ):
         got = recorded(model, run)
     assert [line.complete for line in got.recording.ledger] == [True, False]
 
