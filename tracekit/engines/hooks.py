@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-
 GONE = (
-    "the hooks of the model were taken away while it was recorded; what it ran from there on is not recorded. "
+    "the hooks of the model were taken away while it was recorded; what it ran afterwards is not recorded. "
     "Remove hooks of your own by the handles that torch gave for them."
 )
 

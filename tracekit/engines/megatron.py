@@ -340,7 +340,8 @@ class CoreForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and record the launch."""
-        recorder, module = self._recorder(), self._module()
+        recorder = self._recorder()
+        module: Any = self._module()
         own = self._own or types.MethodType(type(module).forward, module)
         return own(*args, **kwargs) if recorder is None else recorder.run(self._layer, own, args, kwargs)
 

@@ -106,7 +106,7 @@ class Recorder:
         self._closed = False
 
     def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """The model is gone, or its hooks alone. Where Python is (a forked child), torch must not be called."""
+        """The model is gone, or its hooks are. Where Python is (a forked child), torch must not be called."""
         if _ends():
             return
         if not self._closed and self._model() is not None:

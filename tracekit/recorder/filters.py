@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,16 +97,18 @@ def _matches(globs: tuple[str, ...], name: str, alias: str) -> bool:
 def _numbers(name: str, numbers: Iterable[int] | None) -> frozenset[int] | None:
     if numbers is None:
         return None
-    given = [numbers] if isinstance(numbers, str) or not isinstance(numbers, Iterable) else list(numbers)
+    listed = isinstance(numbers, Iterable) and not isinstance(numbers, str)
+    given: list[Any] = list(numbers) if listed else [numbers]
     # int() would take 0.5 for 0, and the text "12" for the numbers 1 and 2
-    found = [number for number in given if isinstance(number, Integral) and not isinstance(number, bool)]
-    if not given or len(found) < len(given) or min(found) < 0:
+    plain = listed and all(isinstance(n, Integral) and not isinstance(n, bool) for n in given)
+    found = frozenset(int(n) for n in given) if plain else frozenset[int]()
+    if not found or min(found) < 0:
         raise UsageError(
             f"{name} is a list of numbers from 0, not {given}; leave it out to record all of them.",
             rule="R-FILTER",
             name=name,
         )
-    return frozenset(int(number) for number in found)
+    return found
 
 
 def _globs(name: str, globs: str | Iterable[str]) -> tuple[str, ...]:
