@@ -28,7 +28,10 @@ FREE = frozenset(
         *(("software", name) for name in ("python", "torch", "numpy", "h5py", "cuda", "system")),
         *(("checks", name) for name in ("name", "reason", "compared")),
         *(("checks", "data", name) for name in ("calls", "variants", "differences", "max_ulps", "refused")),
-        *(("checks", "data", f"{name} seconds") for name in ("fp32 matmul", "copy", "torch bf16")),
+        *(
+            ("checks", "data", f"{name} seconds")
+            for name in ("fp32 matmul", "copy", "torch bf16", "torch fp32")
+        ),
         *(("checks", "data", f"share of {name}") for name in ("fp32 matmul", "copy bandwidth")),
         ("checks", "data", "control"),
     }

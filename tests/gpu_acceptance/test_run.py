@@ -1,5 +1,6 @@
 """`python -m tools.gpu_acceptance` without a device: where it ends, and its logic with a stand-in."""
 
+import signal
 import subprocess
 import sys
 import zipfile
@@ -187,6 +188,26 @@ def test_what_would_spoil_the_end_is_said_before_the_beginning(tmp_path: Path, o
     assert len(done.stderr.splitlines()) == 1
     assert there.read_text() == "evidence of another run"
     assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_run_that_is_ended_leaves_no_evidence(tmp_path: Path, number: signal.Signals, code: int):
+    """Neither half of a document, nor one of what was found so far that looks whole."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.gpu_acceptance", "--stand-in", "-o", str(tmp_path / "e.json")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        assert "self-test" in run.stdout.readline()  # it is under way
+        run.send_signal(number)
+        _, said = run.communicate()
+    assert run.returncode == code
+    if number is signal.SIGINT:
+        assert said == "gpu_acceptance: interrupted; no evidence was written.\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evidence_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

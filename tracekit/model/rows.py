@@ -107,8 +107,9 @@ class Rows:
             )
         if self.count and self.positions.min() < 0:
             raise InvalidCall(f"position {int(self.positions.min())} is below 0.", rule="M-ROWS-POSITION")
-        keys = np.stack([self.request.astype(np.int64), self.positions])
-        if np.unique(keys, axis=1).shape[1] != self.count:
+        order = np.lexsort((self.positions, self.request))
+        request, positions = self.request[order], self.positions[order]
+        if ((request[1:] == request[:-1]) & (positions[1:] == positions[:-1])).any():
             raise InvalidCall(
                 "one request has the same position twice in one launch; a row is (request, position).",
                 rule="M-ROWS-DUPLICATE",

@@ -4,6 +4,7 @@ Its bits depend on the definition alone, so its identity names no library, proce
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 from tracekit.errors import Unsupported
@@ -36,6 +37,27 @@ Form = Literal["auto", "native", "numpy"]
 _ORDER = (KVFamily.C4, KVFamily.C128, KVFamily.INDEX, KVFamily.RECENT, KVFamily.DENSE)
 
 
+@cache
+def _capabilities(numpy: bool) -> Capabilities:
+    """Asked before each launch, and a value that never changes."""
+    return Capabilities(
+        dtypes=frozenset({DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32}),
+        two_families=True,
+        lists=True,
+        sink=True,
+        launch_plan=False,
+        page_sizes=PAGE_SIZES,
+        layouts=tuple(Layout),
+        reads_pages=False,
+        padding=frozenset(Padding),
+        fills=True,
+        splits=True,
+        grad=True,
+        graphs=frozenset() if numpy else frozenset({GraphKind.HOST}),
+        schedules=() if numpy else tuple(tka1.SCHEDULES),
+    )
+
+
 class Tka1:
     """TKA-1 in the fastest form that runs here."""
 
@@ -44,22 +66,7 @@ class Tka1:
 
     def capabilities(self) -> Capabilities:
         """Attention of every family, list and sink, P in binary32; pages through the canonicaliser."""
-        return Capabilities(
-            dtypes=frozenset({DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32}),
-            two_families=True,
-            lists=True,
-            sink=True,
-            launch_plan=False,
-            page_sizes=PAGE_SIZES,
-            layouts=tuple(Layout),
-            reads_pages=False,
-            padding=frozenset(Padding),
-            fills=True,
-            splits=True,
-            grad=True,
-            graphs=frozenset() if self._numpy else frozenset({GraphKind.HOST}),
-            schedules=() if self._numpy else tuple(tka1.SCHEDULES),
-        )
+        return _capabilities(self._numpy)
 
     def advertised(self) -> frozenset[ClaimId]:
         """Every claim: the definition leaves nothing to batches, orders, threads or processes.

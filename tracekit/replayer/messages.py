@@ -127,6 +127,10 @@ class Answered:
 
         Companions, which are rows of other requests, are left out. Ascending by row of the trace.
         """
+        as_they_stand = self.requests == rows.requests and np.array_equal(self.request, rows.request)
+        if as_they_stand and np.array_equal(self.positions, rows.positions):
+            every = np.arange(rows.count)
+            return every, every
         number = {key: index for index, key in enumerate(rows.requests)}
         mine = np.array([number.get(key, -1) for key in self.requests], np.int64)[self.request]
         # Positions by their rank, for a product of requests and positions need not fit into 64 bits.

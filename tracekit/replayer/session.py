@@ -6,20 +6,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tracekit.compare import (
-    Comparison,
     Envelope,
     Roundings,
-    compare_bits,
     compare_envelope,
     diagnose,
     envelope,
 )
 from tracekit.compare.hollow import hollow, hollow_gradients
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
-from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
+from tracekit.model import AttentionCall, Bits, Conventions, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Grounded, Relation, Rescheduled, subject_of
+from tracekit.replayer.answers import compare_answer, is_another, recorded
 from tracekit.replayer.gradients import compare_gradients
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
@@ -167,11 +166,12 @@ class Session:
         if why := self._is_hollow(call, expected, baseline):
             tally.missing = tally.missing or f"{why}, call {index}: equal bits of it prove nothing"
         before = tally.variants
+        rescheduled = isinstance(tally.relation, Rescheduled)  # slow to ask of a protocol, so asked once
+        usual = None if baseline is None else baseline.schedule
         for name, answered in self.worker.variants(call, tally.relation, self.seed, self.threads):
-            if tally.relation.expects is Expectation.TRACE and _is_another(tally, call, answered):
+            if tally.relation.expects is Expectation.TRACE and is_another(tally, call, answered):
                 return
-            if isinstance(tally.relation, Rescheduled):
-                usual = None if baseline is None else baseline.schedule
+            if rescheduled:
                 # What was asked for proves nothing; only what the kernel says that it did.
                 tally.schedules[name] |= answered.schedule not in (None, usual)
                 if answered.schedule in (None, usual):
@@ -188,7 +188,7 @@ class Session:
                 tally.missing = tally.missing or f"the lse is missing in variant `{name}` of call {index}"
             tally.add(index, name, comparison, answered.executed)
         if tally.variants == before:
-            if isinstance(tally.relation, Rescheduled) and usual is None:
+            if rescheduled and usual is None:
                 tally.no_evidence["the kernel does not say in which schedule it ran"] += 1
             else:
                 tally.not_applicable["the call has no variant"] += 1
@@ -293,42 +293,5 @@ class Session:
         return call.conventions if self.worker is None else Conventions(call.conventions.scale_bits)
 
 
-def recorded(call: AttentionCall) -> dict[str, Bits | None]:
-    """Return the executed outputs of a call; the LSE only where it means what a provider gives."""
-    assert call.out is not None
-    means = call.conventions
-    same = means.lse_base is LseBase.NATURAL and not (means.sink_in_lse and call.sink is not None)
-    lse = call.lse if call.lse is not None and call.lse.origin is Origin.EXECUTED and same else None
-    return {"out": call.out.bits, "lse": None if lse is None else lse.bits}
-
-
-def compare_answer(
-    call: AttentionCall, expected: Mapping[str, Bits | None], answered: Answered
-) -> tuple[Comparison, "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"]:
-    """Compare answers with what was expected, row by row; also return the rows that were answered."""
-    places, rows = answered.aligned(call.rows)
-    pairs = {
-        name: (wanted.take(rows), given.take(places))
-        for name, given in (("out", answered.out), ("lse", answered.lse))
-        if given is not None and (wanted := expected.get(name)) is not None
-    }
-    return compare_bits(pairs, call.rows, call.layer, rows), rows
-
-
 def _failure(error: ProviderFailed, index: int) -> str:
     return f"call {index}: {error}"
-
-
-def _is_another(tally: Tally[Relation], call: AttentionCall, answered: Answered) -> bool:
-    """Whether something else answered than what the trace recorded; says so in the tally.
-
-    Another kernel has nothing to do with the claim; the same kernel in another build could not be tested.
-    """
-    there, here = call.provenance.executed, answered.executed
-    if there.kernel != here.kernel:
-        tally.not_applicable[f"the recorded answers are those of {there.kernel}, not of {here.kernel}"] += 1
-        return True
-    changes = there.differences(here)
-    if changes:
-        tally.not_run[f"another build answered: {', '.join(changes)}"] += 1
-    return bool(changes)

@@ -12,9 +12,9 @@ from tracekit.model import AttentionCall, Origin, Output
 from tracekit.providers.base import Provider
 from tracekit.providers.perform import perform
 from tracekit.relations.base import Expectation, Relation, Variant, base_of, on_kernel, subject_of
+from tracekit.replayer.answers import compare_answer
 from tracekit.replayer.gradients import compare_gradients
 from tracekit.replayer.messages import Answered, gather
-from tracekit.replayer.session import compare_answer
 from tracekit.testing.build import dense_call, sparse_call
 
 
