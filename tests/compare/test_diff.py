@@ -23,6 +23,7 @@ from tracekit.model import (
     RequestKey,
     Rows,
     Selection,
+    StepRecord,
 )
 from tracekit.providers.oracle import Oracle
 from tracekit.testing.build import dense_call, record, sparse_call
@@ -260,8 +261,38 @@ def test_no_common_request_is_inconclusive():
 
 def test_a_layer_of_one_trace_only_is_noted(call):
     both = compare_traces(trace(call, replace(call, layer=3)), trace(call))
-    assert both.exit_code == Exit.OK
+    assert both.exit_code == Exit.INCONCLUSIVE
     assert both.notes == ("only in base: layers 3",)
+    assert both.summary.startswith("no answer: equal where both have rows (8 a layer)")
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_rows_of_one_trace_only_are_told_and_nothing_is_equal(call, swap):
+    """One trace ends earlier: what it has is equal, and that is not all."""
+    sides = [trace(call), Memory((call.take(np.arange(6)),), trace(call).recording)]
+    diff = compare_traces(*(sides[::-1] if swap else sides))
+    assert (diff.exit_code, diff.first) == (Exit.INCONCLUSIVE, None)
+    key, position = call.rows.ids[6].request, call.rows.ids[6].position
+    name = "target" if swap else "base"
+    assert diff.notes == (
+        f"only in {name}: 2 rows, the first at position {position} of {key} in layer 0; the other trace has "
+        "none there over the same tokens",
+    )
+
+
+def test_a_request_of_one_trace_only_is_told_and_nothing_is_equal(call):
+    one = call.take(np.flatnonzero(call.rows.request == 0))
+    diff = found(call, one)
+    assert (diff.exit_code, diff.first) == (Exit.INCONCLUSIVE, None)
+    assert diff.notes == (f"only in base: requests {call.rows.requests[1]}",)
+
+
+def test_what_both_traces_lost_was_not_compared(call):
+    ledger = (StepRecord(0, 2, 2, 1, 0, "layer 1: T-WRITTEN"),)
+    cut = Memory((call,), replace(trace(call).recording, ledger=ledger))
+    diff = compare_traces(cut, cut)
+    assert (diff.exit_code, diff.first) == (Exit.INCONCLUSIVE, None)
+    assert diff.notes[0] == "base lacks calls of step 0: layer 1: T-WRITTEN"
 
 
 def test_only_the_common_prefix_counts():

@@ -101,7 +101,7 @@ def test_heads_put_together_are_the_call_of_one_process(tmp_path_factory, ranks,
     order.shuffle(paths)
 
     assert merge(paths, folder / "once.h5").content_digest == expected
-    assert merge([folder / "once.h5", folder / "once.h5"], folder / "twice.h5").content_digest == expected
+    assert merge([folder / "once.h5"], folder / "again.h5").content_digest == expected
     with open_trace(folder / "once.h5") as trace:
         assert all(line.complete for line in trace.recording.ledger)
         assert {head.rank for head in trace.heads} == {0}
@@ -299,18 +299,30 @@ def parts_that_lack(folder):
     silent = write(folder / "silent.h5", whole(), ledger=())
     return {
         "3 of 4 ranks": (data, "rank 3 is missing"),
-        "one rank twice": ([data[0], data[0], data[1]], "rank 2 is missing"),
         "unequal steps": ([tensor[0], short], "lacks calls of step 2"),
         "no ledger": ([silent], "nobody knows whether calls are missing"),
     }
 
 
-@pytest.mark.parametrize("name", ["3 of 4 ranks", "one rank twice", "unequal steps", "no ledger"])
+@pytest.mark.parametrize("name", ["3 of 4 ranks", "unequal steps", "no ledger"])
 def test_what_a_merged_trace_lacks_is_said_and_ends_with_3(tmp_path, capsys, name):
     paths, words = parts_that_lack(tmp_path)[name]
     assert run(["merge", *map(str, paths), "-o", str(tmp_path / "m.h5")]) == 3
     assert words in capsys.readouterr().err
     assert verify_trace(tmp_path / "m.h5") == []
+
+
+@pytest.mark.parametrize("share", [None, Share(0, 4, 0, 4)])
+def test_a_trace_given_twice_is_refused(tmp_path, capsys, share):
+    """By one name or as a copy: merged in silence it would look like two processes that agree."""
+    one = write(tmp_path / "one.h5", whole(), share)
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes(one.read_bytes())
+    for other, words in ((one, "is given twice"), (copy, f"and {one} are one trace")):
+        assert run(["merge", str(one), str(other), "-o", str(tmp_path / "m.h5")]) == 2
+        told = capsys.readouterr().err
+        assert told == f"tracekit: {other} {words}; give the trace of each process once. Nothing is merged.\n"
+        assert not (tmp_path / "m.h5").exists()
 
 
 @pytest.mark.parametrize("keep", [0, 20, 300, -1])

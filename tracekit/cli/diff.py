@@ -21,7 +21,8 @@ from tracekit.report.words import place_words, values_words
 def command(base: Path, target: Path, as_json: bool) -> int:
     """Compare Q, KV, sink, selection, O and LSE of BASE and TARGET, layer by layer, in that order.
 
-    Requests are paired by their token ids. Exit codes: 0 equal, 1 they differ, 3 nothing could be compared.
+    Requests are paired by their token ids. Exit codes: 0 every row of both was compared and is equal, 1 they
+    differ, 3 they do not, but something was not compared: layers, requests or rows that one of them lacks.
     """
     from tracekit.api import diff
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from tracekit.compare.alignment import Pair, align
 from tracekit.compare.layer_diff import DIFFERS, EQUAL, Part, layer_parts
-from tracekit.compare.layer_view import LayerView
-from tracekit.model import AttentionCall, Recording
+from tracekit.compare.layer_view import Layer, LayerView
+from tracekit.model import AttentionCall, Recording, RequestKey, Tag
 from tracekit.verdict import Exit
 
 
@@ -35,7 +35,7 @@ class Diff:
     Args:
         pairs: requests that were compared.
         parts: one a layer and tensor, in the order of the data.
-        notes: what was left out, and why.
+        notes: what only one of them has, or what a trace lacks: nothing of that was compared.
     """
 
     pairs: tuple[Pair, ...]
@@ -49,21 +49,27 @@ class Diff:
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 different, 3 where the output of some layer could not be compared."""
+        """0 equal, 1 different, 3 where some row, or the output of some layer, was not compared."""
         if self.first is not None:
             return Exit.REFUTED
+        return Exit.OK if self._outputs_equal and not self.notes else Exit.INCONCLUSIVE
+
+    @property
+    def _outputs_equal(self) -> bool:
         outputs = [part.verdict == EQUAL for part in self.parts if part.tensor == "out"]
-        return Exit.OK if outputs and all(outputs) else Exit.INCONCLUSIVE
+        return bool(outputs) and all(outputs)
 
     @property
     def summary(self) -> str:
         """One sentence."""
         if self.first is not None:
             return f"first divergence: {self.first.tensor} of layer {self.first.layer}"
-        if self.exit_code == Exit.INCONCLUSIVE:
+        if not self._outputs_equal:
             return "no answer: the output of at least one layer could not be compared"
         rows = max((part.compared.rows for part in self.parts), default=0)
-        return f"equal where both have rows: {rows:,} rows a layer"
+        if self.notes:
+            return f"no answer: equal where both have rows ({rows:,} a layer), but not all was compared"
+        return f"equal: {rows:,} rows a layer"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -89,9 +95,14 @@ def compare_traces(base: TraceLike, target: TraceLike) -> Diff:
         if some - other
     ]
     notes += _unpaired(pairs, base.recording, target.recording)
+    common = sorted(set(ours) & set(theirs)) if pairs else []
+    notes += _alone("base", [(key, _rows_alone(ours[key], theirs[key], pairs)) for key in common])
+    turned = [Pair(pair.target, pair.base, pair.tokens) for pair in pairs]
+    notes += _alone("target", [(key, _rows_alone(theirs[key], ours[key], turned)) for key in common])
+    notes += [*_cut("base", base.recording), *_cut("target", target.recording)]
     parts: list[Part] = []
     # without a pair the traces speak of other requests, and unequal conventions would say nothing
-    for layer, rank in sorted(set(ours) & set(theirs)) if pairs else ():
+    for layer, rank in common:
         found = layer_parts(layer, ours[layer, rank], theirs[layer, rank], pairs)
         parts += (replace(part, rank=rank) for part in found)
     return Diff(tuple(pairs), tuple(parts), tuple(notes))
@@ -109,6 +120,33 @@ def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iter
         alone = [str(request.key) for request in recording.requests if request.key not in taken]
         if alone:
             yield f"only in {name}: requests {', '.join(alone)}"
+
+
+def _rows_alone(ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> list[tuple[RequestKey, int]]:
+    """The rows of paired requests that the other trace has not computed over the same tokens."""
+    return [
+        (pair.base, position)
+        for pair in pairs
+        for position in sorted(ours.rows.get(pair.base, {}))
+        if position >= pair.tokens or position not in theirs.rows.get(pair.target, {})
+    ]
+
+
+def _alone(name: str, rows: list[tuple[Layer, list[tuple[RequestKey, int]]]]) -> Iterator[str]:
+    count = sum(len(found) for _, found in rows)
+    if count:
+        layer, (request, position) = next((layer, found[0]) for layer, found in rows if found)
+        yield (
+            f"only in {name}: {count:,} rows, the first at position {position} of {request} in layer "
+            f"{_layer_name(*layer)}; the other trace has none there over the same tokens"
+        )
+
+
+def _cut(name: str, recording: Recording) -> Iterator[str]:
+    """What a trace lacks was compared with nothing, although both may lack it."""
+    cut = [line for line in recording.ledger if line.tag is Tag.NORMAL and not line.complete]
+    if cut:
+        yield f"{name} lacks calls of step {cut[0].step}: {cut[0].cut or 'hooks that did not fire'}"
 
 
 def _part_record(part: Part) -> dict[str, Any]:

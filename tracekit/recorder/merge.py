@@ -18,7 +18,7 @@ from tracekit.model import AttentionCall, Identity, IndexerCall, Recording, Requ
 from tracekit.model.history import Entry, Unproven
 from tracekit.recorder.merge_calls import joined, joined_indexer, renamed, renamed_indexer
 from tracekit.recorder.merge_ledger import Lines, merged_ledger
-from tracekit.recorder.merge_places import Group, Part, grouped, placed, refuse
+from tracekit.recorder.merge_places import Group, Part, grouped, placed, refuse, refuse_twice
 from tracekit.store import TraceSummary, open_trace, write_trace
 from tracekit.store.target import check_target
 
@@ -53,7 +53,8 @@ def merge(
         What was written.
 
     Raises:
-        UsageError: `U-MERGE` there is nothing to merge; `U-EXISTS`, `U-FOLDER` for the path.
+        UsageError: `U-MERGE` there is nothing to merge, or a trace is given twice; `U-EXISTS`, `U-FOLDER` for
+            the path.
         InvalidCall: `R-MERGE-SHARE`, `R-MERGE-REPLICA`, `R-MERGE-IDENTITY`, `R-MERGE-LEDGER`,
             `R-MERGE-TOKENS`, `R-MERGE-HEADS`, `R-MERGE-CALL`, `C-TP-COPIES`: they contradict each other.
         NothingSelected: `R-MERGE-WHOLE` no call is whole.
@@ -65,6 +66,8 @@ def merge(
         raise UsageError("there is nothing to merge; give the traces of the processes.", rule="U-MERGE")
     with ExitStack() as stack:
         traces = [stack.enter_context(open_trace(Path(path))) for path in ranks]
+        if not apart:
+            refuse_twice(traces)
         groups = grouped(placed(traces, apart))
         names = _names(groups)
         plans = [_matched(group) for group in groups]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tracekit.errors import InvalidCall
+from tracekit.errors import InvalidCall, UsageError
 from tracekit.model import RequestKey, Share
 from tracekit.store import Trace
 
@@ -40,6 +40,25 @@ class Group:
         return [part for _, cell in sorted(self.cells.items()) for part in cell]
 
 
+def refuse_twice(traces: list[Trace]) -> None:
+    """Refuse a trace that is given twice, by one name or as a copy: a process leaves one trace.
+
+    Replicas, which also say the same, are other ranks.
+
+    Raises:
+        UsageError: `U-MERGE`.
+    """
+    seen: dict[tuple[str, Share | None], Trace] = {}
+    for trace in traces:
+        known = seen.setdefault((trace.content_digest, trace.recording.share), trace)
+        if known is not trace:
+            again = "is given twice" if known.path == trace.path else f"and {known.path} are one trace"
+            raise UsageError(
+                f"{trace.path} {again}; give the trace of each process once. Nothing is merged.",
+                rule="U-MERGE",
+            )
+
+
 def placed(traces: list[Trace], apart: bool) -> list[Part]:
     """Give each trace its place; traces that name none are data-parallel, as far as that can be."""
     shares = [trace.recording.share for trace in traces]
@@ -52,8 +71,6 @@ def placed(traces: list[Trace], apart: bool) -> list[Part]:
     if all(shares):
         return [Part(trace, share) for trace, share in zip(traces, shares, strict=True) if share is not None]
     ordered = sorted(traces, key=lambda trace: trace.content_digest)
-    if not apart:
-        ordered = list({trace.content_digest: trace for trace in ordered}.values())
     seen: dict[RequestKey, Trace] = {}
     for trace in [] if apart else ordered:
         for key in {key for head in trace.heads for key in head.requests}:
