@@ -68,6 +68,11 @@ def test_processes_of_a_shell_are_merged_and_filtered(out):
         assert [head.num_rows for head in trace.heads] == [2, 2, 1, 1]
 
 
+def requests(out):
+    with tracekit.open(out) as trace:
+        return trace.recording.requests
+
+
 def test_a_command_that_runs_no_model(out):
     done, told = record(out, sys.executable, "-c", "import sys; assert 'tracekit' not in sys.modules")
     assert done.returncode == 3
@@ -111,6 +116,15 @@ def test_a_forked_child_leaves_the_trace_of_its_parent_alone(out):
     assert (done.returncode, told["problems"]) == (0, []), done.stderr
     assert len(ledger(out)) == 3 + 2
     assert all(line.complete for line in ledger(out))
+
+
+def test_a_program_that_becomes_another_one_is_not_passed_over(out):
+    """Both have one process number, and the second one must not write over what is said of the first."""
+    done, told = record(out, *GENERATE, "5,6,7", "exec")
+    assert (done.returncode, told["command_exit_code"]) == (3, 0)
+    (problem,) = told["problems"]
+    assert "left no trace: its process ended before the trace was written" in problem
+    assert {request.token_ids[:2].tolist()[0] for request in requests(out)} == {8}
 
 
 def test_calls_that_were_lost_are_told(out):

@@ -101,6 +101,21 @@ def test_copies_of_a_model_run_and_are_not_recorded(recorded, prompt):
     assert [line.complete for line in got.recording.ledger] == [True]
 
 
+def test_a_model_whose_hooks_are_taken_away_is_told(recorded, prompt):
+    """Programs that look into models clear all hooks, and so those of the recording."""
+    model = tiny.build("tiny-qwen3")
+
+    def run(model):
+        forward(model, prompt(6))
+        model._forward_pre_hooks.clear()
+        model._forward_hooks.clear()
+        forward(model, prompt(5))
+
+    with pytest.warns(CaptureIncomplete, match="hooks of the model were taken away"):
+        got = recorded(model, run)
+    assert [line.complete for line in got.recording.ledger] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gpt-oss", "tiny-deepseek-v32"])
 def test_a_model_that_is_deleted_is_freed_and_its_history_is_proved(name, prompt):
     """Its weights are read again in the moment of its end."""

@@ -1,5 +1,9 @@
 """What is recorded of Megatron-core is what its core attention got and gave, bit for bit."""
 
+import gc
+import threading
+import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +13,14 @@ import torch
 import tracekit
 from tests.engines_megatron.conftest import dense, documents, ids, padded, plain
 from tracekit.compare import Roundings, compare_envelope, envelope
+from tracekit.engines import megatron_tiny as tiny
+from tracekit.engines.megatron import attach
 from tracekit.model import Lists, Mode, Origin, Ranges, RequestKey
 from tracekit.providers.base import Launch
 from tracekit.providers.megatron import Megatron
 from tracekit.providers.torch_tensors import from_torch
-from tracekit.recorder.api import record
+from tracekit.recorder.api import CaptureIncomplete, record
+from tracekit.recorder.session import Session
 
 SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -239,3 +246,67 @@ def test_a_mask_that_the_module_makes_itself(gpt, recorded, masks_on_cpu, window
         assert compare_envelope(call, bound, call.out.bits, None, declared).outside.first is None
         answer = Megatron().run(Launch((replace(call, out=None, lse=None),)))
         assert answer.tensors[0].out.same(call.out.bits)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_model_that_is_deleted_is_freed_and_what_it_did_is_kept(trained):
+    model, batch = tiny.gpt(num_layers=2), padded(9, 5)
+    session = Session()
+    with ExitStack() as stack:
+        stack.enter_context(attach(session, model=model))
+        if trained:
+            batch.train(model)
+        else:
+            batch.forward(model)
+        layer = model.decoder.layers[1].self_attention
+        gone = [weakref.ref(module) for module in (model, layer, layer.core_attention)]
+        del model, layer
+        gc.collect()
+        assert [reference() for reference in gone] == [None, None, None]
+    recording, calls = session.finish()
+    assert [line.complete for line in recording.ledger] == [True]
+    assert [call.layer for call in calls] == [0, 1]
+    assert all((call.grads is not None) == trained for call in calls)
+
+
+def test_a_model_whose_hooks_are_taken_away_is_told(recorded):
+    model, batch = tiny.gpt(), plain(6)
+
+    def run(model):
+        batch.forward(model)
+        model._forward_pre_hooks.clear()
+        model._forward_hooks.clear()
+        batch.forward(model)
+
+    with pytest.warns(
+        CaptureIncomplete, match=r"hooks of the model were taken away|outside the model's forward"
+    ):
+        got = recorded(model, run)
+    assert [line.complete for line in got.recording.ledger] == [True, False]
+
+
+def test_a_forward_of_another_thread_is_refused_and_told(gpt, recorded):
+    """It runs while the first one is inside its second layer, over as many tokens."""
+    model, first, second = gpt(), plain(6), plain(6, seed=1)
+    expected = first.forward(model), second.forward(model)
+    found = []
+
+    def other(*_):
+        if not found:
+            found.append(None)
+            thread = threading.Thread(target=lambda: found.append(second.forward(model)))
+            thread.start()
+            thread.join()
+
+    def run(model):
+        handle = model.decoder.layers[1].register_forward_pre_hook(other)
+        found.append(first.forward(model))
+        handle.remove()
+
+    with pytest.warns(CaptureIncomplete, match="one at a time"):
+        got = recorded(model, run)
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[2], expected[0])
+    assert [line.complete for line in got.recording.ledger] == [True, False]
+    (request,) = got.recording.requests
+    assert request.token_ids.tolist() == first.tokens[0].tolist()

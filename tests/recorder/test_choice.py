@@ -188,3 +188,10 @@ def test_lines_survive_the_file_and_short_ones_are_read(tmp_path):
     told = recording_to_json(Recording(ledger=lines[1:]))
     told["ledger"] = [line[:6] for line in told["ledger"]]
     assert parse_recording(told).ledger == (StepRecord(0, 1, 1, 1, 0, "why"),)
+
+
+@pytest.mark.parametrize("layers", ["12", [0.5], [True], 3, [-1], []], ids=repr)
+def test_what_is_no_list_of_numbers_is_refused(layers):
+    """Read as int() reads it, 0.5 is layer 0 and the text "12" are the layers 1 and 2."""
+    with pytest.raises(UsageError, match="layers is a list of numbers from 0"):
+        parse_filters(layers)

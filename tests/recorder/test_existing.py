@@ -44,6 +44,22 @@ def test_force_replaces_a_whole_recording_only(tmp_path):
     assert path.read_bytes() != before
 
 
+def test_a_file_that_came_meanwhile_stays_and_nothing_is_lost(tmp_path):
+    """Two recordings of one program by one name: the second would have taken the place of the first."""
+    path, beside = tmp_path / "x.h5", tmp_path / "x-2.h5"
+    with record(path) as inner:
+        _step(inner, 6)
+    before = path.read_bytes()
+    path.rename(tmp_path / "written")
+    outer = record(path)
+    _step(outer.__enter__())
+    (tmp_path / "written").rename(path)
+    with pytest.raises(UsageError, match=f"this recording is {beside}"):
+        outer.__exit__(None, None, None)
+    assert path.read_bytes() == before
+    assert verify_trace(beside) == verify_trace(path) == []
+
+
 def test_half_a_recording_says_so(tmp_path):
     path = tmp_path / "x.h5"
     with pytest.raises(ValueError, match="no"):

@@ -68,9 +68,7 @@ class Diff:
             return "no answer: the output of at least one layer could not be compared"
         rows = max((part.compared.rows for part in self.parts), default=0)
         if self.notes:
-            return (
-                f"no answer: equal where both have rows ({rows:,} a layer), and not everything was compared"
-            )
+            return f"no answer: equal where both have rows ({rows:,} a layer), but not all was compared"
         return f"equal: {rows:,} rows a layer"
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,7 +7,10 @@ what Megatron checkpoints, so that these launches find the forward that they bel
 """
 
 import inspect
+import sys
+import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tracekit.engines.hooks import GONE, Hook
 from tracekit.engines.megatron_backward import watch
 from tracekit.engines.megatron_call import CoreCall, observe_call
 from tracekit.engines.megatron_dsa import SparseWatch, observe_choice, observe_sparse
@@ -30,7 +34,8 @@ from tracekit.engines.megatron_points import (
     share_of,
 )
 from tracekit.engines.megatron_step import Forward, read_forward
-from tracekit.engines.patch import EVIDENCE, Entry, UntestedVersion, enter_all
+from tracekit.engines.one_forward import OVERLAP, OneForward
+from tracekit.engines.patch import EVIDENCE, Attributes, Entry, UntestedVersion, enter_all
 from tracekit.errors import Unsupported
 from tracekit.model import Mode
 from tracekit.recorder.first_launch import FirstLaunches
@@ -54,34 +59,40 @@ def attach(session: Session, *, model: Any, weights_digest: bool = True) -> Iter
         UntestedVersion: the version lies outside the tested ones.
     """
     recorder = Recorder(session, language_model(model))
-    session.identity = model_identity(recorder.model, weights=weights_digest)
+    session.identity = model_identity(language_model(model), weights=weights_digest)
     with ExitStack() as stack:
-        stack.callback(recorder.end)
+        stack.callback(_end, weakref.ref(recorder))
         enter_all(stack, recorder.entries(), recorder.hooks())
+        # From here on only the model's hooks hold the recorder: a program that deletes its model gets its
+        # memory back.
+        del recorder, model
         yield
 
 
 class Recorder:
-    """The hooks of one model.
+    """The hooks of one model, which alone hold them; what stands elsewhere in Megatron or torch does not.
 
     Raises:
         Unsupported: `M-HOOK`, `M-CORE`, `M-LAYER`, `M-CP`.
     """
 
+    _ended = True
+    """Until it is made: one whose model is refused has nothing to tell when it goes."""
+
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
-        self.model = model
+        self._model = weakref.ref(model)
         self._session = session
-        self._cores = core_attentions(model)
+        self._cores = {core.layer: core for core in core_attentions(model)}
         self._signature = inspect.signature(type(model).forward)
+        self._turn = OneForward()
         self._forward: Forward | None = None
         self._recomputed: tuple[Forward, int] | None = None
         self._followed = Followed(session, model, self._end_recompute)
         self._checkpointing = False
-        self._ended = False
         self._first = FirstLaunches()
         self._sparse = SparseWatch()
-        session.names.update({core.layer: core.name for core in self._cores})
-        session.share = share_of(self._cores[0].module)
+        session.names.update({core.layer: core.name for core in self._cores.values()})
+        session.share = share_of(next(iter(self._cores.values())).module)
         session.rank = 0 if session.share is None else session.share.tensor
         self._untested = not TESTED.hold(engine_version())
         if self._untested:
@@ -89,67 +100,90 @@ class Recorder:
                 f"megatron-core {engine_version()} is outside the tested versions {TESTED}"
             )
             warnings.warn(session.notes["version"], UntestedVersion, stacklevel=2)
-        if any(core.kind is Kind.TRANSFORMER_ENGINE for core in self._cores):
+        if any(core.kind is Kind.TRANSFORMER_ENGINE for core in self._cores.values()):
             session.notes["evidence"] = f"TEDotProductAttention: {EVIDENCE}"
             warnings.warn(session.notes["evidence"], UntestedVersion, stacklevel=2)
+
+        self._ended = False
 
     def entries(self) -> list[Entry]:
         """The attributes that are wrapped: of this model's modules, and Megatron's checkpoint function."""
         from megatron.core import tensor_parallel
         from megatron.core.tensor_parallel import random
 
-        entries = [Entry(core.name, vars(core.module), "forward", self._maker(core)) for core in self._cores]
+        entries = [
+            Entry(core.name, Attributes(core.module), "forward", partial(CoreForward, self, core))
+            for core in self._cores.values()
+        ]
         for module in (random, tensor_parallel):
             entries.append(Entry("checkpoint", vars(module), "checkpoint", self._wrap_checkpoint))
-        if any(core.kind is Kind.SPARSE for core in self._cores):
+        if any(core.kind is Kind.SPARSE for core in self._cores.values()):
             entries.extend(self._sparse.entries())
         return [*entries, *self._followed.entries()]
 
     def hooks(self) -> list[Callable[[], Any]]:
         """Registrations of module hooks; each returns a handle."""
-        model = self.model
+        model = self._model()
+        assert model is not None
+        before, after = Hook(self._before_forward), Hook(self._after_forward)
         return [
-            partial(model.register_forward_pre_hook, self._before_forward, with_kwargs=True),
-            partial(model.register_forward_hook, self._after_forward, always_call=True),
+            partial(model.register_forward_pre_hook, before, with_kwargs=True),
+            partial(model.register_forward_hook, after, always_call=True),
             *self._followed.hooks(),
         ]
 
     def end(self) -> None:
         """The recording ends: graphs that are still alive give nothing any more."""
-        self._end_recompute()
+        if self._ended:
+            return
         self._ended = True
+        self._end_recompute()
 
-    def _maker(self, core: Core) -> Callable[[Any], Any]:
-        return lambda _: self._wrap_core(core, core.module.forward)
+    def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The model is gone; or its hooks alone are, and what it runs from here on nobody sees."""
+        if _ends():
+            return
+        if not self._ended and self._model() is not None:
+            self._miss(Unsupported(GONE, rule="M-HOOKS"))
+            self._session.end()
+        self.end()
 
-    def _wrap_core(self, core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            self._sparse.clear()
-            if core.kind is Kind.TKA1:
-                # The same computation; Megatron has no place for the LSE, a trace has.
-                result, lse = core.module.attend(*args, **kwargs)
-            else:
-                result, lse = original(*args, **kwargs), None
-            self._look(core, args, kwargs, result, lse)
-            return result
-
-        return forward
+    def run(self, layer: int, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the core attention of a layer, and record the launch."""
+        core = self._cores[layer]
+        self._sparse.clear()
+        if core.kind is Kind.TKA1:
+            # The same computation; Megatron has no place for the LSE, a trace has.
+            result, lse = core.module.attend(*args, **kwargs)
+        else:
+            result, lse = original(*args, **kwargs), None
+        self._look(core, args, kwargs, result, lse)
+        self._sparse.clear()
+        return result
 
     def _wrap_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        reference = weakref.ref(self)
+
         def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            forward, runs = self._forward, 0
-
-            def within(*inputs: Any) -> Any:
-                nonlocal runs
-                runs += 1
-                if forward is None or self._ended:
-                    return function(*inputs)
-                with self._checkpoint() if runs == 1 else self._recompute(forward, runs):
-                    return function(*inputs)
-
+            recorder = reference()
+            within = function if recorder is None else recorder.within(function)
             return original(within, *args, **kwargs)
 
         return checkpoint
+
+    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function to checkpoint whose runs find the forward that they belong to."""
+        forward, runs = None if self._turn.elsewhere() else self._forward, 0
+
+        def within(*inputs: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            if forward is None or self._ended:
+                return function(*inputs)
+            with self._checkpoint() if runs == 1 else self._recompute(forward, runs):
+                return function(*inputs)
+
+        return within
 
     @contextmanager
     def _checkpoint(self) -> Iterator[None]:
@@ -186,15 +220,22 @@ class Recorder:
             self._recomputed = None
             self._session.end(failed=failed)
 
-    def _before_forward(self, _: Any, args: Any, kwargs: Any) -> None:
+    def _miss(self, error: Exception) -> None:
+        """A forward of which nothing is recorded is a step that lost all its calls."""
+        self._session.begin({}, expected=len(self._cores))
+        self._session.fail(error, "forward", fired=False)
+
+    def _before_forward(self, model: Any, args: Any, kwargs: Any) -> None:
+        if not self._turn.take():
+            return
         self._forward = None
         expected = len(self._cores)
         try:
             self._end_recompute()
-            given = self._signature.bind(self.model, *args, **kwargs).arguments
+            given = self._signature.bind(model, *args, **kwargs).arguments
             forward = read_forward(given)
             tokens = forward.open(self._session.requests.open)
-            training = self.model.training and torch.is_grad_enabled()
+            training = model.training and torch.is_grad_enabled()
             self._followed.look()
             self._session.begin(
                 tokens,
@@ -204,18 +245,27 @@ class Recorder:
             )
             self._forward = forward
         except Exception as error:
-            self._session.begin({}, expected=expected)
-            self._session.fail(error, "forward", fired=False)
+            self._miss(error)
 
     def _after_forward(self, _: Any, __: Any, result: Any) -> None:
+        if self._turn.refused():
+            return
         self._forward = None
         try:
             self._session.end(failed=result is None)
+            while self._turn.missed:
+                self._turn.missed -= 1
+                self._miss(Unsupported(OVERLAP, rule="M-THREADS"))
+                self._session.end()
         except Exception as error:
             self._session.fail(error, "end of the forward", fired=False)
+        finally:
+            self._turn.leave()
 
     def _look(self, core: Core, args: Any, kwargs: Any, result: torch.Tensor, lse: Any) -> None:
         """Record a launch that has already run. Nothing that happens here reaches the engine."""
+        if self._turn.elsewhere():
+            return
         try:
             forward = self._forward
             if forward is None:
@@ -234,7 +284,7 @@ class Recorder:
             bound = core.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             call = CoreCall(core, bound.arguments, result, lse)
-            late = LateGradients(self.model.training) if result.requires_grad else None
+            late = LateGradients(core.module.training) if result.requires_grad else None
             seen = observe_call(call, forward, late)
             self._check(core, seen)
             self._session.observe(seen)
@@ -273,3 +323,30 @@ class Recorder:
             late.lost = str(error)
             return
         self._session.history.launched(call.core.layer, owes=True)
+
+
+class CoreForward:
+    """Stands before `forward` of a core attention, in the module's own attributes.
+
+    Args:
+        recorder: held weakly.
+        core: the module, likewise.
+        own: what stood there before; None where that was the method of its class.
+    """
+
+    def __init__(self, recorder: Recorder, core: Core, own: Callable[..., Any] | None) -> None:
+        self._recorder, self._module = weakref.ref(recorder), weakref.ref(core.module)
+        self._layer, self._own = core.layer, own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, and record the launch."""
+        recorder = self._recorder()
+        module: Any = self._module()
+        own = self._own or types.MethodType(type(module).forward, module)
+        return own(*args, **kwargs) if recorder is None else recorder.run(self._layer, own, args, kwargs)
+
+
+def _end(reference: "weakref.ref[Recorder]") -> None:
+    recorder = reference()
+    if recorder is not None:
+        recorder.end()

@@ -6,6 +6,7 @@ moves them nor counts as a change.
 """
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tracekit.engines.hooks import WeakHook
 from tracekit.engines.megatron_step import Forward
 from tracekit.engines.patch import Entry
 from tracekit.engines.transformers_weights import Weights
@@ -22,7 +24,7 @@ from tracekit.recorder.session import Session
 
 
 class Followed:
-    """Tells a session what happens to the weights and the gradients of one model.
+    """Tells a session what happens to the weights and the gradients of one model, which it holds weakly.
 
     Args:
         session: of the recording.
@@ -31,7 +33,7 @@ class Followed:
     """
 
     def __init__(self, session: Session, model: torch.nn.Module, settle: Callable[[], None]) -> None:
-        self._session, self._model, self._settle = session, model, settle
+        self._session, self._model, self._settle = session, weakref.ref(model), settle
         self._weights = Weights(model)
         self._stepped = False
         self._retains = False
@@ -43,7 +45,7 @@ class Followed:
 
     def hooks(self) -> list[Callable[[], Any]]:
         """Registrations of hooks; each returns a handle."""
-        return [partial(register_optimizer_step_post_hook, self._after_step)]
+        return [partial(register_optimizer_step_post_hook, WeakHook(self._after_step))]
 
     def look(self) -> None:
         """Tell of weights that changed since the last forward other than by a step: a load, an edit."""
@@ -63,7 +65,10 @@ class Followed:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer of this model has stepped: newer weights, once for all optimizers of a step."""
-        mine = set(_storages(_with_main(self._model.parameters())))
+        model = self._model()
+        if model is None:
+            return
+        mine = set(_storages(_with_main(model.parameters())))
         theirs = (parameter for group in optimizer.param_groups for parameter in group["params"])
         if mine.isdisjoint(_storages(theirs)):
             return
@@ -73,16 +78,19 @@ class Followed:
         self._stepped = True
 
     def _watch_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
+        signature, reference = inspect.signature(original), weakref.ref(self)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            followed = reference()
+            if followed is None:
+                return original(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
-            outer, keeps = self._retains, given.get("retain_graph")
-            self._retains = bool(given.get("create_graph") if keeps is None else keeps)
+            outer, keeps = followed._retains, given.get("retain_graph")
+            followed._retains = bool(given.get("create_graph") if keeps is None else keeps)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._retains = outer
+                followed._retains = outer
 
         return watched
 

@@ -6,6 +6,7 @@ the reverse order, whatever happened in between. Off means off: tests compare wi
 
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -103,6 +104,36 @@ class Entry:
     make: Callable[[Any], Any]
 
 
+class Attributes(MutableMapping[str, Any]):
+    """The own attributes of an object as a table for an `Entry`; empty when the object is gone.
+
+    Args:
+        owner: held weakly.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self._owner = weakref.ref(owner)
+
+    def _table(self) -> dict[str, Any]:
+        owner = self._owner()
+        return {} if owner is None else vars(owner)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._table()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._table()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._table()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table())
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+
 @contextmanager
 def replaced(entry: Entry) -> Iterator[Any]:
     """Replace an entry; the original object, or its absence, comes back at exit.
@@ -124,7 +155,7 @@ def replaced(entry: Entry) -> Iterator[Any]:
                 del mapping[key]
             else:
                 mapping[key] = original
-        else:
+        elif key in mapping:
             _ENDED[id(value)] = value, original
 
 

@@ -91,11 +91,10 @@ class Recordings:
             model: what is recorded, held weakly; None where that stays until the process ends.
         """
         self._end_those_gone()
-        path = self._next_path(share)
+        path, marker = self._next_path(share)
         stack = ExitStack()
-        marker = path.with_name(path.name + STARTED)
         try:
-            marker.write_text("its process ended before the trace was written")
+            _claim(marker, "its process ended before the trace was written")
             options: dict[str, Any] = {**self._filters, "share": share}
             session = stack.enter_context(record(path, write=_WRITE, **options))
             rank = 0 if share is None else share.rank
@@ -116,9 +115,9 @@ class Recordings:
     def lose(self, reason: str) -> None:
         """Tell that something of this process is not recorded: to its user, and to who gathers the traces."""
         say(reason)
-        path = self._next_path(share_of_environment(os.environ))
+        _, marker = self._next_path(share_of_environment(os.environ))
         with suppress(OSError):
-            path.with_name(path.name + STARTED).write_text(reason)
+            _claim(marker, reason)
 
     def _forked(self) -> None:
         """In a child: what it runs of a model whose recording its parent began is in no trace."""
@@ -129,17 +128,36 @@ class Recordings:
                 "is in no trace; fork before the model's first call, or spawn",
             )
 
-    def _next_path(self, share: Share | None) -> Path:
-        self._count += 1
+    def _next_path(self, share: Share | None) -> tuple[Path, Path]:
+        """Return where the next trace is written, and its marker.
+
+        Another program may have had the number of this process: one that became this one by exec, or a
+        process of another container. What it has left there stays.
+        """
         rank = 0 if share is None else share.rank
-        number = f"-{self._count}" if self._count > 1 else ""
-        stem, suffix = self._base.stem, self._base.suffix
-        return self._base.with_name(f"{stem}.rank{rank}-{os.getpid()}{number}{suffix}")
+        while True:
+            self._count += 1
+            number = f"-{self._count}" if self._count > 1 else ""
+            stem, suffix = self._base.stem, self._base.suffix
+            path = self._base.with_name(f"{stem}.rank{rank}-{os.getpid()}{number}{suffix}")
+            marker = path.with_name(path.name + STARTED)
+            if not (path.exists() or marker.exists()):
+                return path, marker
 
     def _end_those_gone(self) -> None:
         for finalize in [finalize for finalize, running in self._running.items() if running.gone()]:
             finalize()
             del self._running[finalize]
+
+
+def _claim(marker: Path, text: str) -> None:
+    """Write the marker of a trace.
+
+    Raises:
+        FileExistsError: another process was faster.
+    """
+    with marker.open("x") as file:
+        file.write(text)
 
 
 def _terminate(running: _Running) -> None:

@@ -17,11 +17,12 @@ from torch.compiler import is_compiling
 from transformers import AttentionInterface
 
 from tracekit.engines import transformers_backend
+from tracekit.engines.hooks import GONE, Hook, WeakHook
 from tracekit.engines.one_forward import OVERLAP, OneForward
 from tracekit.engines.patch import Entry, enter_all
 from tracekit.engines.transformers_call import capture_call, check_cache
 from tracekit.engines.transformers_common import Common, common
-from tracekit.engines.transformers_dispatch import Hook, WeakHook, wrap, wrap_tka1
+from tracekit.engines.transformers_dispatch import wrap, wrap_tka1
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
 from tracekit.engines.transformers_kernel import EAGER, SDPA, Arguments, Kernel, KernelCall
@@ -70,6 +71,9 @@ def attach(session: Session, *, model: Any, weights_digest: bool = True) -> Iter
 class Recorder:
     """The hooks of one model. The model holds them, and they hold the model weakly; they end with it."""
 
+    _closed = True
+    """Until it is made: one whose model is refused has nothing to tell when it goes."""
+
     def __init__(self, session: Session, model: Any) -> None:
         self._session = session
         self._model = weakref.ref(model)
@@ -102,9 +106,12 @@ class Recorder:
         self._closed = False
 
     def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """The model is gone. Where Python is (a forked child closes nothing), torch must not be called."""
-        if not _ends():
-            self.close()
+        """The model is gone, or its hooks are. Where Python is (a forked child), torch must not be called."""
+        if _ends():
+            return
+        if not self._closed and self._model() is not None:
+            self._miss(Unsupported(GONE, rule="T-HOOKS"))
+        self.close()
 
     def entries(self) -> list[Entry]:
         """The rows of transformers' dispatch table that are wrapped."""

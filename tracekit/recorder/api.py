@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,7 +104,8 @@ def record(
         options: what the engine adapter needs (`model` for transformers, `llm` for vllm).
 
     Raises:
-        UsageError: `R-ENGINE` for an engine that is not known; `U-EXISTS`, `U-FOLDER` for the path.
+        UsageError: `R-ENGINE` for an engine that is not known; `U-EXISTS`, `U-FOLDER` for the path;
+            also where a file has come there meanwhile: it stays, and the trace is written beside it.
         TraceUnwritable: `F-KIND`, `F-WRITE`.
         Unsupported: the model cannot be recorded, or never called the attention interface.
         ConventionContradicted: the numbers do not fit the declared conventions; the trace is written.
@@ -137,13 +139,27 @@ def record(
     except BaseException as failure:
         _keep_part(Path(path), session, write, failure)
         raise
-    calls = _save(Path(path), session, write, progress)
+    target = Path(path) if force or write is not None else _not_taken(Path(path))
+    calls = _save(target, session, write, progress)
     if session.problems:
         more = f" (and {len(session.problems) - 1} more)" if len(session.problems) > 1 else ""
-        warnings.warn(f"{path}: {session.problems[0]}{more}", CaptureIncomplete, stacklevel=3)
+        warnings.warn(f"{target}: {session.problems[0]}{more}", CaptureIncomplete, stacklevel=3)
     # The trace is written first: what was recorded stays, whatever its conventions turn out to be.
     for error in contradictions(calls):
         raise error
+    if target != Path(path):
+        raise UsageError(
+            f"{path} was written by somebody else while this was recorded, and stays; this recording is "
+            f"{target}. Give each recording a name of its own.",
+            rule="U-EXISTS",
+            path=str(target),
+        )
+
+
+def _not_taken(path: Path) -> Path:
+    """The path, or one beside it where a file has come there since the recording began."""
+    beside = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+    return path if not path.exists() else next(other for other in beside if not other.exists())
 
 
 def _keep_part(path: Path, session: Session, write: Writer | None, error: BaseException) -> None:

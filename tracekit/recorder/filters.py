@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +79,7 @@ def parse_filters(
     """Check the numbers and globs of a user.
 
     Raises:
-        UsageError: `R-FILTER` for a negative number, an empty list or an empty glob.
+        UsageError: `R-FILTER` for what is no number from 0, an empty list or an empty glob.
     """
     return Filters(
         _numbers("layers", layers),
@@ -95,10 +97,14 @@ def _matches(globs: tuple[str, ...], name: str, alias: str) -> bool:
 def _numbers(name: str, numbers: Iterable[int] | None) -> frozenset[int] | None:
     if numbers is None:
         return None
-    found = frozenset(int(number) for number in numbers)
+    listed = isinstance(numbers, Iterable) and not isinstance(numbers, str)
+    given: list[Any] = list(numbers) if listed else [numbers]
+    # int() would take 0.5 for 0, and the text "12" for the numbers 1 and 2
+    plain = listed and all(isinstance(n, Integral) and not isinstance(n, bool) for n in given)
+    found = frozenset(int(n) for n in given) if plain else frozenset[int]()
     if not found or min(found) < 0:
         raise UsageError(
-            f"{name} is a list of numbers from 0, not {sorted(found)}; leave it out to record all of them.",
+            f"{name} is a list of numbers from 0, not {given}; leave it out to record all of them.",
             rule="R-FILTER",
             name=name,
         )

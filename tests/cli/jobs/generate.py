@@ -65,6 +65,8 @@ match then:
     case ["spawn"]:
         command = [sys.executable, __file__, "8,9"]
         sys.exit(subprocess.run(command, check=False).returncode)
+    case ["exec"]:  # another program in the place of this one, with its number
+        os.execv(sys.executable, [sys.executable, __file__, "8,9"])
     case ["wait", file]:
         Path(file).write_text(str(os.getpid()))
         signal.pause()
