@@ -4,6 +4,7 @@ A retry is held to what the failed launch was: the same pages, the same bytes. W
 rows up instead (a preemption, a rollback, new weights), what was attempted is forgotten.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracekit.gate.launch import Extent
@@ -19,6 +20,7 @@ from tracekit.model.events import (
     NewWeights,
     Pages,
     Preempt,
+    Rescale,
     ResetCache,
     Rollback,
     Sleep,
@@ -35,22 +37,40 @@ class Attempt:
     prints: Prints
 
 
+_NOTHING: Mapping[tuple[str, int], Attempt] = {}
+
+
 class Attempts:
     """The failed launches that nothing followed yet."""
 
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, int], Attempt] = {}
+    def __init__(self, held: Mapping[tuple[str, int], Attempt] = _NOTHING) -> None:
+        self._held = dict(held)
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
+    def copy(self) -> "Attempts":
+        """Return the same attempts, which later ones are not added to."""
+        return Attempts(self._held)
+
+    def of(self, request: str) -> bool:
+        """Whether a launch of a request failed."""
+        return any(name == request for name, _ in self._held)
+
     def add(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
-        """Remember a launch that failed."""
+        """Remember a launch that failed, beside what failed before it: a shorter retry frees no rows."""
         prints = inputs(call, spans)
         for span in event.spans:
             mine = {place: value for place, value in prints.items() if place.request == span.request}
             pages = {read.family: read.pages for read in span.reads}
-            self._held[span.request, event.layer] = Attempt(span.first, span.end, pages, mine)
+            first, end = span.first, span.end
+            older = self._held.get((span.request, event.layer))
+            if older is not None:
+                mine = {**mine, **older.prints}
+                if older.end >= end:
+                    pages = older.pages
+                first, end = min(first, older.first), max(end, older.end)
+            self._held[span.request, event.layer] = Attempt(first, end, pages, mine)
 
     def succeeded(self, event: Attend) -> None:
         """Forget what a launch has made good."""
@@ -59,9 +79,15 @@ class Attempts:
 
     def forget(self, event: Event) -> None:
         """Forget what an event gives up."""
-        if isinstance(event, NewWeights | ResetCache | Sleep):
+        if not self._held:
+            return
+        if isinstance(event, NewWeights | Rescale) or (isinstance(event, Sleep) and not event.keeps_cache):
             self._held.clear()
-        elif isinstance(event, Preempt | Rollback | Evict | Finish | Migrate):
+        elif isinstance(event, ResetCache):
+            self._held = {key: held for key, held in self._held.items() if not _void(event, key[1], held)}
+        elif isinstance(event, Preempt | Rollback | Finish | Migrate) or (
+            isinstance(event, Evict) and event.before is None  # other evictions take rows that were committed
+        ):
             self._held = {key: held for key, held in self._held.items() if key[0] != event.request}
 
     def check(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
@@ -90,6 +116,11 @@ class Attempts:
                     refuse("G-RETRY-SLOTS", "the failed launch wrote elsewhere", **where, position=span.first)
             for place in differing(held.prints, prints):
                 refuse("G-RETRY-BYTES", "other bytes than in the launch that failed", **place.fields)
+
+
+def _void(event: ResetCache, layer: int, held: Attempt) -> bool:
+    """Whether a reset of the cache takes the rows of an attempt."""
+    return event.layer in (None, layer) and (event.family is None or event.family in held.pages)
 
 
 def _slots(pages: Pages | None, family: KVFamily, first: int, end: int) -> tuple[int, tuple[int, ...]] | None:
