@@ -39,8 +39,8 @@ def _count(longrepr: object) -> None:
 def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
     """Return the reasons of `not_run.txt` that count on a machine; `here` says whether it has a thing.
 
-    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 (`v4`), a program (`nvcc`),
-    or the library `NVRTC`.
+    A line is a reason, or `without THING | reason`; a thing is a build of TKA-1 that the processor runs
+    (`v4`), a program (`nvcc`), the library `NVRTC`, or `the pinned compiler`.
     """
     found = set()
     for line in text.splitlines():
@@ -56,11 +56,14 @@ def expected_here(text: str, here: Callable[[str], bool]) -> set[str]:
 
 def is_here(thing: str) -> bool:
     """Whether this machine has a thing that a line of `not_run.txt` names."""
+    from tools.bench import instructions
     from tracekit.providers.tka1 import native, runtime_compiler
 
     if thing == "NVRTC":
         return runtime_compiler.find_library("nvrtc") is not None
-    return thing in native.available() or shutil.which(thing) is not None
+    if thing == "the pinned compiler":
+        return bool(instructions.pinned())
+    return native.runs(thing) if thing in native.BUILDS else shutil.which(thing) is not None
 
 
 def _whole(config: pytest.Config) -> bool:

@@ -70,7 +70,7 @@ def readback(role: Role, shard: Sharding, **changes: Any) -> AttentionRuntimeRea
         "effective_cp_world_size": shard.cp_world_size,
         "export_lse": True,
         "lse_base": "e",
-        "core": Core("tka1 1", "leaf 128, aligned_binary", "tka1", "gloo"),
+        "core": Core("tka1 tka1=1", "leaves of 128 rows, aligned binary", "tka1", "gloo"),
         "scope_verified": True,
     }
     return AttentionRuntimeReadback(role=role, sharding=shard, **{**sound, **changes})

@@ -23,7 +23,16 @@ from tracekit.contract import (
     unsupported_reduction_reason,
 )
 from tracekit.contract.readback import SCOPES
-from tracekit.model import TKA1_REDUCTION, Downcast, DType, MergeOrder, SinkPlace, Tree
+from tracekit.model import (
+    TKA1_REDUCTION,
+    Downcast,
+    DType,
+    LseBase,
+    MergeOrder,
+    PartialState,
+    SinkPlace,
+    Tree,
+)
 
 CORE = Pair().rollout[0].core
 STAGES = {name: Stage(f"test.{name}", "policy 1") for name in SCOPES["module"]}
@@ -121,6 +130,8 @@ BROKEN: list[tuple[str, Callable[[Pair], None]]] = [
     ("CP_FALLBACK", _change(effective_cp_world_size=1)),
     ("REDUCTION_SEMANTIC_MISMATCH", _reduction(tree=Tree.LEFT_FOLD)),
     ("REDUCTION_SEMANTIC_MISMATCH", _reduction(leaf=64)),
+    ("REDUCTION_SEMANTIC_MISMATCH", _reduction(partial=PartialState.OUT_LSE)),
+    ("REDUCTION_SEMANTIC_MISMATCH", _reduction(lse_base=LseBase.TWO)),
     ("REDUCTION_SEMANTIC_MISMATCH", _change(dtype="float16")),
     ("REDUCTION_MANDATE_VIOLATION", _reduction(order=MergeOrder.ARRIVAL)),
     ("REDUCTION_MANDATE_VIOLATION", _reduction(accumulate=DType.BFLOAT16)),

@@ -35,6 +35,8 @@ def test_a_probe_is_refused_for_its_own_reason(
 
     assert fires(found, mutation), found.to_dict()
     assert found.comparable == (mutation.name != "tp_head_ownership")
+    if mutation.name not in ("tp_head_ownership", "nonstrict_cp_degree"):  # what a rank states is not enough
+        assert "BITS_DIFFER" in found.codes()
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,5 @@ def test_a_control_is_bitwise_zero(name: str, job: Job, folder: Path, training: 
 
     found = bind_runs(right, folder / name, topology=TopologyPolicy.MAY_DIFFER)
 
-    assert "BITS_DIFFER" not in found.codes()
-    assert found.bits["elements"] > 0
-    assert found.bits["rows"] >= BASE.prompt - 8
+    assert found.passed, found.issues
+    assert found.bits["rows"] == BASE.tokens

@@ -16,7 +16,9 @@ from tools.binding.launch import launch
 from tools.binding.schema import document
 from tracekit.cli.main import run
 from tracekit.contract import Role, TopologyPolicy
+from tracekit.contract.folder import read_run
 from tracekit.contract.judge import bind_runs
+from tracekit.contract.shards import digests, shard_pieces
 from tracekit.model import AttentionCall, Bits, KVFamily
 from tracekit.providers.split import Sequence
 from tracekit.store import open_trace, write_trace
@@ -173,6 +175,13 @@ DAMAGE = {
         "EVIDENCE_MISMATCH",
         lambda pair: _edit(_rank(pair), "readback", "core", "core_id", value="flash 3"),
     ),
+    "a version of the kernel that did not run, on both sides": (
+        "EVIDENCE_MISMATCH",
+        lambda pair: [
+            _edit(told, "readback", "core", "core_id", value="tka1 tka1=0")
+            for told in pair.glob("*/ranks/*.json")
+        ],
+    ),
     "heads that are only stated": (
         "IDENTITY_MISMATCH",
         lambda pair: [
@@ -208,6 +217,30 @@ def test_nothing_that_a_run_stored_is_believed(pair: Path, damage: str) -> None:
     found = bind_runs(pair / "training", pair / "rollout")
 
     assert code in found.codes()
+    assert not found.passed
+
+
+@pytest.mark.parametrize(("tensor", "pattern"), [("out", 0), ("out", 0x7FC0), ("lse", 0x7FC00000)])
+def test_equal_outputs_that_are_none_are_no_evidence(pair: Path, tensor: str, pattern: int) -> None:
+    """Zeros that nobody wrote, and NaN: the same on both sides, and told by the ranks as they are held."""
+    for side in SIDES:
+        path = pair / side / "trace.h5"
+        with open_trace(path) as trace:
+            recording, held = trace.recording, list(trace)
+        spoiled = []
+        for call in held:
+            output = getattr(call, tensor)
+            data = np.full_like(output.bits.data, pattern)
+            spoiled.append(replace(call, **{tensor: replace(output, bits=Bits(data, output.bits.dtype))}))
+        write_trace(path, recording, spoiled)
+        for rank in read_run(pair / side).ranks:
+            shard = rank.readback.sharding
+            told = pair / side / "ranks" / f"tp{shard.tp_rank}-cp{shard.cp_rank}.json"
+            _edit(told, "digests", value=digests(shard_pieces(spoiled, shard)))
+
+    found = bind_runs(pair / "training", pair / "rollout")
+
+    assert found.codes() == ["BITS_NOT_COMPARED"] * 2
     assert not found.passed
 
 

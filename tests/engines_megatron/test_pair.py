@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 import tracekit
 from tools.pair.job import weights_file
 from tools.pair.launch import launch
-from tools.pair.readback import TKA1_ASKED, leave
+from tools.pair.readback import TKA1_ASKED, leave, merged_leaves
 from tools.pair.weights import same, to_checkpoint, to_megatron
 from tracekit.cli.main import run
 from tracekit.contract import Role
 from tracekit.contract.judge import bind_runs
 from tracekit.errors import BindingInvalid
-from tracekit.model import Bits, Output
+from tracekit.model import Bits, DType, Origin, Output
 from tracekit.store import open_trace, write_trace
 from tracekit.verdict import Status
 
@@ -175,6 +175,37 @@ def test_one_bit_of_one_row(pair, tensor):
 
 
 def test_another_tree(pair):
+    """The same leaves of the same rows, merged one after the other: what ran is not TKA-1's tree."""
+    recording, calls = trace_of(pair / "rollout")
+    folded = []
+    for call in calls:
+        ran = merged_leaves(call, left_fold=True)
+        out, lse = Bits(ran.out, call.dtype), Bits(ran.lse, DType.FLOAT32)
+        folded.append(replace(call, out=Output(out, Origin.EXECUTED), lse=Output(lse, Origin.EXECUTED)))
+    (pair / "rollout" / "trace.h5").unlink()
+    write_trace(pair / "rollout" / "trace.h5", recording, folded)
+    leave(pair / "rollout", Role.INFER, TKA1_ASKED, recording, folded)
+
+    found = issues(bind(pair))
+    assert ("RUNTIME_UNOBSERVABLE", "rollout.rank[tp 0, cp 0].reduction") in found
+    assert "BITS_DIFFER" in {code for code, _ in found}
+    assert "EVIDENCE_MISMATCH" not in {code for code, _ in found}
+
+
+def test_three_leaves_prove_no_tree(pair):
+    """The first chunks see 320 keys: their bits are those of every tree, so nobody observed one."""
+    recording, calls = trace_of(pair / "rollout")
+    leave(pair / "rollout", Role.INFER, TKA1_ASKED, recording, [call for call in calls if call.step < 2])
+    assert json.loads(rank_file(pair / "rollout").read_text())["readback"]["reduction"] is None
+
+    leave(pair / "rollout", Role.INFER, TKA1_ASKED, recording, calls)
+    assert (
+        json.loads(rank_file(pair / "rollout").read_text())["readback"]["reduction"]["tree"]
+        == "aligned_binary"
+    )
+
+
+def test_a_tree_that_is_only_stated(pair):
     told = json.loads(rank_file(pair / "rollout").read_text())
     told["readback"]["reduction"]["tree"] = "left_fold"
     rank_file(pair / "rollout").write_text(json.dumps(told))

@@ -113,6 +113,73 @@ def test_rows_that_are_given_up_are_not_held_to_anything(gate, kernel, event):
     launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)], generation=1, wrong="q"))
 
 
+def test_a_retry_that_is_cut_short_leaves_the_rest_held(gate, kernel):
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, ENGINE.call(0, [("a", 0, 9)]))
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("a", 5, 9)], wrong="q"))
+    launch(gate, kernel, ENGINE.call(0, [("a", 5, 9)]))
+
+
+@pytest.mark.parametrize("event", [Rollback(str(KEYS["a"]), 0), Preempt(str(KEYS["a"])), NewWeights(1)])
+def test_what_a_failed_transaction_gives_up_is_not_given_up(gate, kernel, event):
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 4)]))
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE))
+
+    def told_in_vain():
+        with gate.transaction():
+            gate.tell(event)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        told_in_vain()
+
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE, wrong="q"))
+    launch(gate, kernel, ENGINE.call(0, [("a", 4, 5)], Mode.DECODE))
+
+
+def test_what_a_transaction_made_good_in_part_is_held_whole_when_it_fails(gate, kernel):
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, ENGINE.call(0, [("a", 0, 9)]))
+
+    def first_part():
+        with gate.transaction():
+            launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first_part()
+
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("a", 5, 9)], wrong="q"))
+
+
+def test_each_launch_of_a_transaction_is_held_to_its_own_bytes(gate, kernel):
+    first, second = ENGINE.call(0, [("a", 0, 4)]), ENGINE.call(0, [("a", 4, 6)])
+
+    def second_fails():
+        with gate.transaction():
+            launch(gate, kernel, first)
+            kernel.fault = "raises"
+            launch(gate, kernel, second)
+
+    with pytest.raises(ArithmeticError):
+        second_fails()
+
+    launch(gate, kernel, first)
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, ENGINE.call(0, [("a", 4, 6)], wrong="q"))
+    launch(gate, kernel, second)
+
+
 def test_a_pass_is_all_layers_or_none(gate, kernel):
     before = gate.digest
 
@@ -181,7 +248,7 @@ def test_what_a_transaction_gave_up_is_held_again_when_it_fails(gate, kernel, ev
     launch(gate, kernel, ENGINE.call(0, [("a", 9, 10)], Mode.DECODE))
 
 
-def test_what_a_transaction_made_good_in_part_is_held_whole_when_it_fails(gate, kernel):
+def test_what_a_transaction_cut_short_is_held_whole_when_it_fails(gate, kernel):
     with pytest.raises(ArithmeticError):
         fails(gate, kernel, ENGINE.call(0, [("a", 0, 9)]))
     with rolled_back(gate):

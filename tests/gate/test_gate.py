@@ -122,6 +122,13 @@ def test_the_finite_numbers_at_the_edges_pass(bits):
     assert gate.ledger.epoch == 1
 
 
+@pytest.mark.parametrize("bits", [0x80000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x00000001, 0x807FFFFF])
+def test_the_finite_numbers_at_the_edges_of_an_lse_pass(bits):
+    gate = RequestGate()
+    gate.run(ENGINE.call(0, [("a", 0, 9)]), Answers(lambda t: Tensors(t.out, patched(t.lse, bits))))
+    assert gate.ledger.epoch == 1
+
+
 def patched(bits, pattern):
     data = bits.data.copy()
     data[3, 1] = pattern

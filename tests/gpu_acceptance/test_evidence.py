@@ -2,15 +2,17 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tools.gpu_acceptance import evidence as ev
+from tools.gpu_acceptance.checks import STAGES, Check, Refused
+from tools.gpu_acceptance.tree import ROOT, file_digest, sources_here, sources_of
 from tracekit.providers import registry
-
-ROOT = ev.ROOT
+from tracekit.providers.tka1 import selftest
 
 
 @pytest.fixture
@@ -36,18 +38,29 @@ def commit_of(tree: Path) -> str:
 
 @pytest.fixture
 def sound(tree: Path) -> ev.Evidence:
-    checks = [ev.Check(stage, stage, "not run", "why", provider="tka1-cuda") for stage in ev.STAGES]
-    checks[0] = ev.Check("self-test", "bf16", "held", "equal", provider="tka1-cuda", compared=2)
+    checks = [Check(stage, stage, "not run", "why", provider="tka1-cuda") for stage in STAGES]
+    checks[:1] = [
+        Check("self-test", name, "held", "equal", "tka1-cuda", len(list(launches())), {"digest": digest})
+        for name, digest, launches in (
+            ("bf16", selftest.EXPECTED, selftest.launches),
+            ("binary16 and binary32", selftest.EXPECTED_WIDE, selftest.wide_launches),
+        )
+    ]
     return ev.Evidence(
         commit=commit_of(tree),
-        sources=ev.sources_here(tree),
+        sources=sources_here(tree),
         device={"name": "a device", "arch": "sm_90", "driver": "13000", "compiler": "nvrtc 13.0"},
         stand_in="",
-        software={"python": "3.12"},
-        goldens={"g.h5": ev.file_digest(tree / "traces" / "g.h5")},
+        software={
+            **dict.fromkeys(("python", "torch", "numpy", "h5py", "cuda"), "3.12"),
+            "hip": "None",
+            "system": "Linux",
+        },
+        goldens={"g.h5": file_digest(tree / "traces" / "g.h5")},
         checks=tuple(checks),
         new_goldens={},
         seconds=1.5,
+        when="2026-01-31T12:00:00Z",
     )
 
 
@@ -63,7 +76,9 @@ def test_sound_evidence_comes_back_and_is_kept(sound: ev.Evidence, tree: Path):
 
 
 def spoilt(record: dict, **changes) -> str:
-    return json.dumps({**record, **changes})
+    """With the seal of what it has become."""
+    changed = {name: value for name, value in {**record, **changes}.items() if name != "seal"}
+    return json.dumps({**changed, "seal": ev.seal(changed)})
 
 
 def with_check(record: dict, **changes) -> str:
@@ -78,7 +93,9 @@ def with_check(record: dict, **changes) -> str:
         ("EV-JSON", lambda r: "[]"),
         ("EV-JSON", lambda r: json.dumps(r) + " " * ev.LARGEST),
         ("EV-SCHEMA", lambda r: spoilt(r, schema="tracekit-gpu-evidence/0")),
-        ("EV-FIELD", lambda r: json.dumps({k: v for k, v in r.items() if k != "goldens"})),
+        ("EV-SEAL", lambda r: json.dumps({**r, "seconds": 2.5})),
+        ("EV-SEAL", lambda r: json.dumps({k: v for k, v in r.items() if k != "seal"})),
+        ("EV-FIELD", lambda r: spoilt({k: v for k, v in r.items() if k != "goldens"})),
         ("EV-FIELD", lambda r: spoilt(r, verdict="all fine")),
         ("EV-FIELD", lambda r: spoilt(r, seconds="10")),
         ("EV-FIELD", lambda r: spoilt(r, device={"name": 1})),
@@ -90,13 +107,16 @@ def with_check(record: dict, **changes) -> str:
         ("EV-CHECK", lambda r: with_check(r, status="fine")),
         ("EV-CHECK", lambda r: with_check(r, stage="mood")),
         ("EV-CHECK", lambda r: with_check(r, compared=0)),
+        ("EV-CHECK", lambda r: with_check(r, data={"digest": "0" * 64})),
+        ("EV-CHECK", lambda r: with_check(r, provider="aiter")),
+        ("EV-CHECK", lambda r: with_check(r, provider="tka1-hip")),
         ("EV-CHECK", lambda r: with_check(r, reason="")),
         ("EV-FIELD", lambda r: with_check(r, compared=True)),
         ("EV-STAGE", lambda r: spoilt(r, checks=r["checks"][:3])),
     ],
 )
 def test_malformed_evidence_is_refused(sound: ev.Evidence, rule: str, spoil):
-    with pytest.raises(ev.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         ev.parse_evidence(spoil(json.loads(sound.to_json())))
     assert caught.value.rule == rule
 
@@ -106,6 +126,10 @@ def test_malformed_evidence_is_refused(sound: ev.Evidence, rule: str, spoil):
     [
         ("EV-STAND-IN", {"stand_in": "the provider tka1 on the CPU"}),
         ("EV-DEVICE", {"device": {"name": "a device", "arch": "sm_90"}}),
+        (
+            "EV-DEVICE",
+            {"device": {"name": "a device", "arch": "gfx942", "driver": "1", "compiler": "hiprtc 7.0"}},
+        ),
         ("EV-GOLDEN", {"goldens": {}}),
         ("EV-GOLDEN", {"goldens": {"g.h5": "0" * 64}}),
         ("EV-GOLDEN", {"goldens": {"../traces/g.h5": "0" * 64}}),
@@ -114,28 +138,75 @@ def test_malformed_evidence_is_refused(sound: ev.Evidence, rule: str, spoil):
     ],
 )
 def test_evidence_of_something_else_is_not_admitted(sound: ev.Evidence, tree: Path, rule: str, changes):
-    with pytest.raises(ev.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         ev.admit(replace(sound, **changes), tree)
     assert caught.value.rule == rule
 
 
 def test_a_self_test_that_did_not_hold_is_not_admitted(sound: ev.Evidence, tree: Path):
-    for status in ("refuted", "not run"):
-        first = replace(sound.checks[0], status=status)
-        with pytest.raises(ev.Refused) as caught:
-            ev.admit(replace(sound, checks=(first, *sound.checks[1:])), tree)
-        assert caught.value.rule == "EV-SELF-TEST"
+    """Neither half of it may be missing."""
+    for number in (0, 1):
+        for status in ("refuted", "not run"):
+            checks = list(sound.checks)
+            checks[number] = replace(checks[number], status=status)
+            with pytest.raises(Refused) as caught:
+                ev.admit(replace(sound, checks=tuple(checks)), tree)
+            assert caught.value.rule == "EV-SELF-TEST"
+
+
+def test_evidence_is_never_written_over_and_no_link_is_followed(sound: ev.Evidence, tree: Path):
+    document = tree / "e.json"
+    document.write_text(sound.to_json())
+    kept = ev.keep(document, tree)
+    assert ev.keep(document, tree) == kept  # the same again is no other evidence
+    before = kept.read_text()
+    document.write_text(replace(sound, seconds=2.5).to_json())
+    for spoil in (lambda: None, lambda: (kept.unlink(), kept.symlink_to(tree / "elsewhere"))):
+        spoil()
+        with pytest.raises(Refused) as caught:
+            ev.keep(document, tree)
+        assert caught.value.rule == "EV-KEPT"
+        assert not (tree / "elsewhere").exists()
+    kept.unlink()
+    kept.write_text(before)
+
+
+def test_a_tree_is_no_commit(sound: ev.Evidence, tree: Path):
+    """git names both by 40 digits."""
+    command = ["git", "-C", str(tree), "rev-parse", "HEAD^{tree}"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    with pytest.raises(Refused) as caught:
+        ev.admit(replace(sound, commit=done.stdout.strip()), tree)
+    assert caught.value.rule == "EV-TREE"
+
+
+def test_a_document_is_written_whole_or_not_at_all(tmp_path: Path):
+    """A file that may have 10 bytes, as on a disk that is full: what was there stays, and nothing else."""
+    target = tmp_path / "e.json"
+    target.write_text("before")
+    script = (
+        "import resource, signal, sys; from pathlib import Path; from tools.gpu_acceptance import evidence\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try: evidence.write(Path(sys.argv[1]), 'x' * 99)\n"
+        "except OSError as error: sys.exit(error.strerror)"
+    )
+    command = [sys.executable, "-c", script, str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (1, "File too large")
+    assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
+    assert target.read_text() == "before"
 
 
 def test_a_tree_that_is_not_its_commit_shows(sound: ev.Evidence, tree: Path):
-    assert ev.sources_of(sound.commit, tree) == sound.sources
+    assert sources_of(sound.commit, tree) == sound.sources
     (tree / "kernels" / "k.h").write_text("other\n")
-    assert ev.sources_here(tree) != sound.sources
+    assert sources_here(tree) != sound.sources
 
 
 def test_the_command_says_which_rule_is_broken(sound: ev.Evidence, tree: Path, capsys):
     document = tree / "e.json"
-    document.write_text(replace(sound, stand_in="a CPU").to_json())
+    checks = tuple(replace(check, provider="tka1") for check in sound.checks)
+    document.write_text(replace(sound, stand_in="a CPU", checks=checks).to_json())
     assert ev.main(["keep", str(document)]) == 2
     assert "EV-STAND-IN" in capsys.readouterr().err
     assert not (tree / "traces" / "evidence").exists()

@@ -5,6 +5,7 @@ installed torch has what is called.
 """
 
 import inspect
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -48,6 +49,8 @@ class Written:
         return self.mode
 
     def set_sync_debug_mode(self, mode):
+        if mode == "error":
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)  # as torch does
         self.mode = mode
         self.calls.append(f"sync {mode}")
 
@@ -59,7 +62,10 @@ class Written:
         self.calls.append(f"begin {pool}")
         if not self.captures:
             raise RuntimeError("operation not permitted when stream is capturing")
+        before = list(self.calls)
         yield
+        if "work" not in self.calls[len(before) :]:
+            warnings.warn("The CUDA Graph is empty. This usually means", stacklevel=1)  # as torch does
         self.calls.append("end")
 
     Stream, CUDAGraph = side, empty  # as torch writes them
@@ -107,6 +113,14 @@ def test_a_capture_is_guarded_and_the_guard_is_put_back():
 def test_what_torch_says_against_a_capture_is_told():
     backend = DeviceGraphs(Written(captures=False))
     with pytest.raises(ProviderFailed, match="not permitted when stream is capturing") as error:
+        backend.capture(lambda: None, backend.pool())
+    assert error.value.rule == "P-GRAPH"
+
+
+def test_a_capture_of_nothing_is_refused():
+    """torch only warns of it; replayed, the answer of another launch would be read again."""
+    backend = DeviceGraphs(Written())
+    with pytest.raises(ProviderFailed, match="The CUDA Graph is empty") as error:
         backend.capture(lambda: None, backend.pool())
     assert error.value.rule == "P-GRAPH"
 

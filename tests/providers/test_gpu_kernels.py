@@ -19,6 +19,7 @@ from tracekit.model import DType  # noqa: E402
 from tracekit.providers import aiter, flash_attn, flash_mla, flashinfer, registry, torch_cuda  # noqa: E402
 from tracekit.providers.base import Provider  # noqa: E402
 from tracekit.providers.gpu_batch import answer  # noqa: E402
+from tracekit.providers.gpu_kernel import load  # noqa: E402
 from tracekit.testing import ProviderSuite, dense_call, sparse_call  # noqa: E402
 
 
@@ -42,6 +43,21 @@ def test_without_a_gpu_each_is_unavailable(no_device, name):
     with pytest.raises(Unavailable) as caught:
         registry.create(name)
     assert caught.value.rule == "P-DEVICE"
+
+
+def test_a_library_that_fails_on_import_in_its_own_way_is_unavailable(monkeypatch, tmp_path):
+    """Built for another torch, without a compiler, on another driver: libraries raise what they like."""
+    (tmp_path / "broken_library.py").write_text("raise RuntimeError('built for\\nCUDA 11')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Unavailable, match="needs broken_library: built for CUDA 11") as caught:
+        load(flash_attn.FlashAttn, "broken_library:f", ("q",))
+    assert caught.value.rule == "P-LIBRARY"
+
+
+def test_a_function_that_does_not_say_what_it_takes_is_another_version():
+    with pytest.raises(Unavailable, match="has no argument q") as caught:
+        load(flash_attn.FlashAttn, "builtins:type", ("q",))
+    assert caught.value.rule == "P-SIGNATURE"
 
 
 def on_cpu(kind):

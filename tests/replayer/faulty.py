@@ -13,7 +13,7 @@ from tracekit.controls.backward import SumsInArrival
 from tracekit.controls.schedule import CutWhereScheduled
 from tracekit.controls.solo import SmallBatchKernel
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
-from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity
+from tracekit.model import AttentionCall, Bits, DType, ExecutedIdentity, KVRows
 from tracekit.providers.base import Answer, Launch, Tensors
 from tracekit.providers.oracle import Oracle
 from tracekit.providers.portable import Tka1
@@ -347,13 +347,42 @@ class ArrivalOrder(SumsInArrival):
     """The twin of `backward` under a name of its own."""
 
 
+class NanGradient(_Training):
+    def spoil(self, tensors):
+        grads = tensors.grads
+        return replace(tensors, grads=grads and replace(grads, d_q=_filled(grads.d_q, np.nan)))
+
+
+class ZeroKeyGradients(_Training):
+    """A backward that ended before it wrote its gradients of keys and values."""
+
+    def spoil(self, tensors):
+        grads = tensors.grads
+        given = {} if grads is None else grads.d_kv
+        d_kv = {
+            key: {family: _emptied(rows) for family, rows in families.items()}
+            for key, families in given.items()
+        }
+        return replace(tensors, grads=grads and replace(grads, d_kv=d_kv))
+
+
+def _emptied(rows: KVRows) -> KVRows:
+    return replace(rows, keys=_filled(rows.keys, 0), values=rows.values and _filled(rows.values, 0))
+
+
+def _filled(bits: Bits, value: float) -> Bits:
+    return Bits.from_float32(np.full(bits.shape, value, np.float32), bits.dtype)
+
+
 class _Hollow(Tka1):
-    """TKA-1, whose O a subclass makes worthless in the same way in every launch."""
+    """TKA-1, whose answer a subclass makes worthless in the same way in every launch."""
 
     def run(self, launch):
         answer = super().run(launch)
-        spoiled = (replace(tensors, out=self.spoil(tensors.out)) for tensors in answer.tensors)
-        return replace(answer, tensors=tuple(spoiled))
+        return replace(answer, tensors=tuple(map(self.spoiled, answer.tensors)))
+
+    def spoiled(self, tensors):
+        return replace(tensors, out=self.spoil(tensors.out))
 
 
 class GivesNan(_Hollow):
@@ -366,6 +395,11 @@ class GivesOneInfinity(_Hollow):
         data = out.data.copy()
         data[:, 0, 0] = 0x7F80
         return Bits(data, out.dtype)
+
+
+class GivesNanLse(_Hollow):
+    def spoiled(self, tensors):
+        return replace(tensors, lse=Bits(np.full_like(tensors.lse.data, 0x7FC00000), tensors.lse.dtype))
 
 
 class WritesNothing(_Hollow):

@@ -7,13 +7,13 @@ import pytest
 
 from tracekit.model import Bits, KVRows
 from tracekit.replayer import replay
-from tracekit.testing import MemoryTrace, dense_call
+from tracekit.testing import MemoryTrace, dense_call, with_d_out
 from tracekit.verdict import Exit, Status
 
 CALL = dense_call(lengths=(6, 4), seed=1)
 
 
-@pytest.mark.parametrize("kernel", ["GivesNan", "GivesOneInfinity", "WritesNothing"])
+@pytest.mark.parametrize("kernel", ["GivesNan", "GivesOneInfinity", "GivesNanLse", "WritesNothing"])
 @pytest.mark.parametrize("claim", ["rerun", "rows", "solo"])
 def test_an_answer_that_is_none_is_held_by_no_claim(kernel, claim):
     report = replay([MemoryTrace((CALL,))], providers=[f"tests.replayer.faulty:{kernel}"], claims=[claim])
@@ -21,6 +21,15 @@ def test_an_answer_that_is_none_is_held_by_no_claim(kernel, claim):
     assert report.find(claim).status is Status.INCONCLUSIVE
     assert "prove nothing" in report.find(claim).reason
     assert report.exit_code == Exit.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("kernel", ["NanGradient", "ZeroKeyGradients"])
+def test_gradients_that_are_none_are_not_held(kernel):
+    trace = MemoryTrace((with_d_out(CALL),))
+    report = replay([trace], providers=[f"tests.replayer.faulty:{kernel}"], claims=["backward"])
+
+    assert report.find("backward").status is Status.INCONCLUSIVE
+    assert "prove nothing" in report.find("backward").reason
 
 
 def test_zeros_that_are_the_right_answer_are_one():

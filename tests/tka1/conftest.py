@@ -6,8 +6,8 @@ from tracekit.providers.tka1 import native
 @pytest.fixture(params=list(native.BUILDS), scope="session")
 def build(request: pytest.FixtureRequest) -> native.Library:
     """Every build of the C++ that this machine can run."""
-    if request.param not in native.available():
-        pytest.skip(f"this machine does not run {request.param}")
+    if missing := native.absent(request.param):
+        pytest.skip(missing)
     return native.load(request.param)
 
 

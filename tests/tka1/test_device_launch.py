@@ -8,8 +8,10 @@ import ctypes
 import re
 import subprocess
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -296,6 +298,34 @@ def test_a_write_beside_a_buffer_shows(
     with pytest.raises(ProviderFailed, match=words) as caught:
         launch.check()
     assert caught.value.rule == "P-CANARY"
+
+
+def test_a_launch_goes_to_the_device_of_its_memory(monkeypatch: pytest.MonkeyPatch):
+    """Whichever is current in the thread: the driver would launch on that one, with addresses of another."""
+    current, launched = ["cuda:0"], []
+
+    @contextmanager
+    def on(where):
+        before, current[0] = current[0], str(where)
+        yield
+        current[0] = before
+
+    class Noting:
+        def launch(self, kernel, grid, threads, block, stream):
+            launched.append((kernel, current[0], stream))
+
+    streams = {"cuda:0": 7, "cuda:1": 9}
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda where: SimpleNamespace(cuda_stream=streams[str(where)])
+    )
+    inputs = case("causal")
+    launch = DeviceLaunch(Noting(), [inputs], "cpu")
+    launch.load(inputs)
+    launch.arena = SimpleNamespace(device=torch.device("cuda:1"))
+    launch.enqueue()
+    assert launched == [("tk_run_128", "cuda:1", 9), ("tk_merge", "cuda:1", 9)]
+    assert current == ["cuda:0"]
 
 
 # ---- the provider, with the body on the host in the place of loaded code

@@ -1,5 +1,7 @@
 """Run-time compilation: what NVRTC makes, interpreted; the cache; refusals by name."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,28 @@ def test_a_cubin_is_made_once(nvrtc: rc.Compiler, cache: Path, arch: str):
     assert nvrtc.code(arch, 0) == b"from the cache"
     assert nvrtc.code(arch, 1)[:4] == b"\x7fELF"  # another dtype is other code
     assert len(list(cache.iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compilation_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+):
+    monkeypatch.setattr(rc.Compiler, "_compile", lambda self, texts, options, getter: b"code")
+    cache.write_text("a file where the folder should be")
+    assert rc.Compiler("nvrtc", "13.0", None).code("sm_90", 0) == b"code"
+
+
+def test_code_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path):
+    script = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from tracekit.providers.tka1.runtime_compiler import _write\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try: _write(Path(sys.argv[1]), b'x' * 99)\n"
+        "except OSError as error: sys.exit(error.strerror)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a.bin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (1, "File too large")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_words_of_the_compiler_are_shown(nvrtc: rc.Compiler, cache: Path):

@@ -3,7 +3,8 @@
 `python -m tools.bench.instructions` counts small launches of the shapes in tools/bench/kernels_shapes.py, one
 thread, inside `tka1_run` alone, and compares them with tools/bench/instructions.json; `--pin` writes that.
 The emulator has no AVX-512, so the AVX2 and the SSE2 forms are counted. A count belongs to a compiler: those
-of another one are shown and not judged.
+of another one are shown and not judged. `--gate` ends with 1 where a count is not the pinned one, and with 3
+where nothing, or not everything, could be judged.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,20 +75,25 @@ def missing() -> str:
 
 
 def compiler() -> str:
-    """The compiler to whose code the counts belong."""
-    said = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout
-    version = subprocess.run(
-        ["c++", "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=True
+    """The compiler to whose code the counts belong; empty where there is none."""
+    if shutil.which("c++") is None:
+        return ""
+    said, version, machine = (
+        subprocess.run(["c++", *flags], capture_output=True, text=True, check=True).stdout.strip()
+        for flags in (["--version"], ["-dumpfullversion", "-dumpversion"], ["-dumpmachine"])
     )
-    machine = subprocess.run(["c++", "-dumpmachine"], capture_output=True, text=True, check=True).stdout
-    kind = "clang" if "clang" in said else "gcc"
-    return f"{kind} {version.stdout.strip()} {machine.strip()}"
+    return f"{'clang' if 'clang' in said else 'gcc'} {version} {machine}"
+
+
+def pinned() -> dict[str, int]:
+    """What is pinned for the compiler that is here, by name; nothing where the pins are of another one."""
+    told = json.loads(PINNED.read_text()) if PINNED.exists() else {}
+    return dict(told["counts"]) if told.get("compiler") == compiler() else {}
 
 
 def counts(form: str, kernels: Path = KERNELS) -> Iterator[Count]:
     """Build a form and count the shapes, beside what is pinned for this compiler."""
-    pinned = json.loads(PINNED.read_text()) if PINNED.exists() else {}
-    known = pinned.get("counts", {}) if pinned.get("compiler") == compiler() else {}
+    known = pinned()
     with tempfile.TemporaryDirectory() as name:
         program = Path(name) / "launch"
         source = str(HERE / "launch_main.cpp")
@@ -115,26 +121,42 @@ def main(arguments: list[str] | None = None) -> int:
     """Count, show, and with --gate judge."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.instructions", description=__doc__)
     parser.add_argument("--pin", action="store_true", help=f"write {PINNED.name}")
-    parser.add_argument("--gate", action="store_true", help="exit with 1 when a count is not the pinned one")
+    parser.add_argument(
+        "--gate", action="store_true", help="exit with 1 when a count is not the pinned one, 3 when unjudged"
+    )
     options = parser.parse_args(arguments)
 
     if reason := missing():
-        print(f"not run: {reason}")
-        return 0
-    found = [one for form in FORMS for one in counts(form)]
+        print(f"not run: {reason}, so nothing was counted; it is judged on a machine that has it.")
+        return 3 if options.gate or options.pin else 0
+    try:
+        found = [one for form in FORMS for one in counts(form)]
+    except subprocess.CalledProcessError as error:
+        print(f"counting failed: `{error.cmd[0]}` ended with {error.returncode}; run it alone to see why.")
+        return 6
     print(f"{'name':28} {'instructions':>14} {'pinned':>14}   ({compiler()}, within {TOLERANCE:.0%})")
     for one in found:
-        state = ("not judged: pinned for another compiler", "")[bool(one.pinned)] or (
-            "no" if one.fault else "yes"
-        )
+        state = ("no" if one.fault else "yes") if one.pinned else "not judged"
         print(f"{one.name:28} {one.instructions:14,} {one.pinned:14,}  {state}")
     if options.pin:
         data = {"compiler": compiler(), "counts": {one.name: one.instructions for one in found}}
         PINNED.write_text(json.dumps(data, indent=1) + "\n")
         return 0
+    code = judge(found)
+    return code if options.gate else 0
+
+
+def judge(found: Sequence[Count]) -> int:
+    """Say what is wrong with the counts, and return the exit code of `--gate`: 1, 3 (not all judged) or 0."""
     faults = [one.fault for one in found if one.fault]
     print(*faults, sep="\n", end="\n" if faults else "")
-    return 1 if faults and options.gate else 0
+    unjudged = [one.name for one in found if not one.pinned]
+    if unjudged or not found:
+        print(
+            f"inconclusive: {len(unjudged)} of {len(found)} counts have no pin for {compiler()}; run it "
+            f"with the compiler that {PINNED.name} names, or pin these with --pin."
+        )
+    return 1 if faults else 3 if unjudged or not found else 0
 
 
 if __name__ == "__main__":

@@ -62,14 +62,18 @@ def rows(rounds: int) -> list[Row]:
     found = []
     for arena in ARENAS:
         reason = missing(arena)
-        found += [Row.unrun(arena.name, reason)] if reason else judged(arena, measured(arena, rounds))
+        gate = max(arena.gates)
+        found += [Row.unrun(arena.name, reason, gate)] if reason else judged(arena, measured(arena, rounds))
     return found
 
 
 def missing(arena: Arena) -> str:
     """Say why this processor cannot run an arena; empty where it can."""
-    if arena.environ["TRACEKIT_ISA"] not in native.available():
+    isa = arena.environ["TRACEKIT_ISA"]
+    if not native.runs(isa):
         return f"this processor has no {arena.name if arena.name != AMX else 'AVX-512'}"
+    if isa not in native.available():
+        return f"{isa} was not built"
     if arena.name == AMX and "amx_bf16" not in cpu_flags():
         return "this processor has no matrix units for bf16"
     return ""

@@ -33,6 +33,7 @@ PREFILL = 169
 THREADS = 2
 GATE = 1 / 1.10
 CALLS = 2000
+PROBE = "mindstudio-probe"
 Context = Callable[[], AbstractContextManager[object]]
 
 
@@ -54,6 +55,8 @@ def rows(rounds: int) -> list[Row]:
         peers = {peer: seconds for peer, seconds in times.items() if peer not in ("plain", "recorded")}
         best = min(peers, key=lambda peer: peers[peer])
         found.append(Row(f"{name}, peers", times["recorded"], peers[best], best, 1.0, peers))
+    if PROBE not in contenders:
+        found.append(Row.unrun(f"peer {PROBE}", "it is not installed (the extra `bench` brings it)", 1.0))
     return [*found, filtered_out(model, rounds)]
 
 
@@ -110,7 +113,7 @@ def probe() -> dict[str, Context]:
         debugger.stop()
         debugger.step()
 
-    return {"mindstudio-probe": on}
+    return {PROBE: on}
 
 
 def prefill(model: Any, cache: Any) -> Any:

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ SETTLE = 0.005
 class Row:
     """One comparison; times are medians in seconds, `peers` those of all peers, the best one included.
 
-    A gate of 0 is none: the row is shown. `not_run` is the reason why there are no times.
+    A gate of 0 is none: the row is shown. `not_run` is the reason why there are no times; what was not run is
+    never ok, and where it has a gate nothing is known of it.
     """
 
     name: str
@@ -27,22 +28,38 @@ class Row:
     not_run: str = ""
 
     @classmethod
-    def unrun(cls, name: str, reason: str) -> "Row":
-        """Make the row of what could not be timed here."""
-        return cls(name, math.nan, math.nan, "", 0.0, not_run=reason)
+    def unrun(cls, name: str, reason: str, gate: float = 0.0) -> "Row":
+        """Make the row of what could not be timed here; `gate` is the one that it would have been held to."""
+        return cls(name, math.nan, math.nan, "", gate, not_run=reason)
 
     @property
     def ratio(self) -> float:
-        return self.peer / self.ours
+        return self.peer / self.ours if self.ours else math.nan
 
     @property
-    def ok(self) -> bool:
-        return bool(self.not_run) or not self.gate or self.ratio >= self.gate
+    def ok(self) -> bool | None:
+        """Whether the gate is met; None where there is none, or nothing was measured.
+
+        A time that is a difference of two may come out below zero, and says nothing then.
+        """
+        measured = not self.not_run and self.ours > 0 and self.peer > 0
+        return self.ratio >= self.gate if self.gate and measured else None
 
     def to_dict(self) -> dict[str, Any]:
         if self.not_run:
-            return {"name": self.name, "not_run": self.not_run}
+            return {"name": self.name, "not_run": self.not_run, "gate": self.gate, "ok": None}
         return {**asdict(self), "ratio": self.ratio, "ok": self.ok}
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """Return how `--gate` ends: 1 a gate is missed, 3 one could not be judged, 0 all are met.
+
+    The codes are those of a replay (docs/verdicts.md): without anything judged it is never 0.
+    """
+    gated = [row for row in rows if row.gate]
+    if any(row.ok is False for row in gated):
+        return 1
+    return 0 if gated and all(row.ok for row in gated) else 3
 
 
 def compare(

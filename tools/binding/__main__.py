@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tools.binding.job import Job
 from tools.binding.launch import launch
+from tracekit.cli.bind import EXITS
 from tracekit.contract import Role
 from tracekit.contract.judge import bind_runs
 from tracekit.errors import BindingInvalid
@@ -30,7 +31,7 @@ def main() -> int:
         print(f"{name}: {len(codes)} processes ended with {codes}")
     found = bind_runs(given.folder / "training", given.folder / "rollout")
     print(json.dumps(found.to_dict(), indent=1))
-    return 0 if found.passed else 1
+    return EXITS[found.status]
 
 
 if __name__ == "__main__":

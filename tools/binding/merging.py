@@ -14,42 +14,41 @@ from tracekit.providers.tka1 import numpy_form
 Parts = dict[tka1.Run, tka1.Partials]
 
 
-def reduction(settings: Settings) -> ReductionSpec:
-    """Return the reduction that `merging` does, as a rank tells it."""
-    return replace(
-        TKA1_REDUCTION,
-        accumulate=settings.accumulate,
-        downcast=Downcast(settings.downcast),
-        order=MergeOrder(settings.order),
-        tree=Tree(settings.tree),
-    )
+RIGHT = Settings()
 
 
 def merging(settings: Settings) -> Merge:
     """Return how a side merges."""
-    if reduction(settings) == TKA1_REDUCTION and settings.write is settings.dtype:
+    inner = ("accumulate", "downcast", "order", "tree")
+    right = all(getattr(settings, name) == getattr(RIGHT, name) for name in inner)
+    if right and settings.write is settings.dtype:
         return merged_by_tree
     return lambda parts, dtype: _merged(parts, dtype, settings)
 
 
-def _merged(parts: Parts, dtype: DType, settings: Settings) -> tka1.Outputs:
-    ordered = [parts[run] for run in sorted(parts, key=lambda run: run.key)]
+def _merged(parts: Parts, dtype: DType, settings: Settings) -> tuple[tka1.Outputs, ReductionSpec]:
+    """Merge another way, and say so beside each step: what is told is what ran."""
+    ordered, ran = [parts[run] for run in sorted(parts, key=lambda run: run.key)], TKA1_REDUCTION
     if settings.accumulate is not DType.FLOAT32:
         ordered = [
             tka1.Partials(_through(p.acc, settings.accumulate), _through(p.l, settings.accumulate), p.m)
             for p in ordered
         ]
+        ran = replace(ran, accumulate=settings.accumulate)
     if settings.downcast == "per_block":
         ordered = [_rounded(part, dtype) for part in ordered]
+        ran = replace(ran, downcast=Downcast.PER_BLOCK)
     if settings.order == "arrival":
         ordered = ordered[1:] + ordered[:1]
-    keyed = list(enumerate(ordered))
+        ran = replace(ran, order=MergeOrder.ARRIVAL)
     fold = settings.tree == "left_fold" or settings.order == "arrival"
-    answer = numpy_form.merge(keyed, None, settings.write, left_fold=fold)
-    if settings.write is dtype:
-        return answer
-    again = Bits.from_float32(Bits(answer.out, settings.write).to_float32(), dtype)
-    return replace(answer, out=again.data)
+    answer = numpy_form.merge(list(enumerate(ordered)), None, settings.write, left_fold=fold)
+    if fold:
+        ran = replace(ran, tree=Tree.LEFT_FOLD)
+    if settings.write is not dtype:
+        again = Bits.from_float32(Bits(answer.out, settings.write).to_float32(), dtype)
+        answer = replace(answer, out=again.data)
+    return answer, ran
 
 
 def _rounded(part: tka1.Partials, dtype: DType) -> tka1.Partials:

@@ -17,6 +17,7 @@ from tools.binding.launch import launch
 from tools.binding.settings import Settings
 from tracekit.contract import Binding, Role
 from tracekit.contract.judge import bind_runs
+from tracekit.errors import BindingInvalid
 from tracekit.model import DType
 from tracekit.providers.split import Sequence
 
@@ -97,14 +98,23 @@ MUTATIONS = (
 
 
 def run_mutation(mutation: Mutation, folder: Path, training: dict[Job, Path]) -> Binding:
-    """Run one probe and bind it with a right training side, which is run once a job."""
+    """Run one probe and bind it with a right training side, which is run once a job.
+
+    Raises:
+        RuntimeError: a rank failed: then nothing was probed.
+    """
     right = training.get(mutation.training)
     if right is None:
         right = training[mutation.training] = folder / f"training-{len(training)}"
-        assert not any(launch(mutation.training, Role.TRAIN, right))
+        _launch(mutation.training, Role.TRAIN, right)
     mutated = folder / mutation.name
-    assert not any(launch(mutation.rollout, Role.INFER, mutated, requested_cp=mutation.requested_cp))
+    _launch(mutation.rollout, Role.INFER, mutated, requested_cp=mutation.requested_cp)
     return bind_runs(right, mutated)
+
+
+def _launch(job: Job, role: Role, folder: Path, *, requested_cp: int | None = None) -> None:
+    if any(codes := launch(job, role, folder, requested_cp=requested_cp)):
+        raise RuntimeError(f"the ranks of {folder.name} ended with {codes}; see what they said above.")
 
 
 def main() -> int:
@@ -116,7 +126,10 @@ def main() -> int:
     training: dict[Job, Path] = {}
     missed = 0
     for mutation in MUTATIONS:
-        found = run_mutation(mutation, folder, training)
+        try:
+            found = run_mutation(mutation, folder, training)
+        except (BindingInvalid, RuntimeError) as failed:
+            parser.error(str(failed))
         expected = fires(found, mutation)
         missed += not expected
         issue = found.issues[0] if found.issues else None

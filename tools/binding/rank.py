@@ -10,7 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from tools.binding.job import Job
-from tools.binding.merging import merging, reduction
+from tools.binding.merging import merging
 from tools.binding.pages import Pages
 from tracekit import __version__
 from tracekit.contract import (
@@ -27,8 +27,10 @@ from tracekit.contract import (
     State,
 )
 from tracekit.contract.folder import RankFile, write_rank
+from tracekit.contract.readback import core_id
+from tracekit.contract.reduction import schedule
 from tracekit.contract.shards import Piece, digests
-from tracekit.model import Array, Bits, DType
+from tracekit.model import Array, Bits, DType, ReductionSpec
 from tracekit.parallel.attention import Executed, Held, Queries, attend
 from tracekit.parallel.backward import backward
 from tracekit.parallel.world import World
@@ -46,6 +48,8 @@ class Shard:
     world: World
     tensors: dict[tuple[int, str], Array] = field(default_factory=dict)
     merged: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    reductions: set[ReductionSpec] = field(default_factory=set)
+    dtypes: set[DType] = field(default_factory=set)
     modes: list[str] = field(default_factory=list)
 
     @property
@@ -87,12 +91,24 @@ class Shard:
             before = [self.tensors[layer, name]] if (layer, name) in self.tensors else []
             self.tensors[layer, name] = np.concatenate([*before, bits if rows is None else bits[rows]])
         self.merged = ran.merged
+        self.reductions.add(ran.reduction)
+        self.dtypes.add(ran.dtype)
 
     def hold(self, layer: int, held: list[Held]) -> None:
         """Take over the keys and values that were read of this rank's blocks."""
         for name, rows in (("keys", [h.keys for h in held]), ("values", [h.values for h in held])):
             empty = self.part(layer, "k", np.zeros(0, np.int64))
             self.tensors[layer, name] = np.concatenate([empty, *rows])
+
+    def has(self, *names: str) -> bool:
+        """Whether every layer holds a row of these tensors for each token of this rank, and no other row."""
+        held = [self.tensors.get((layer, name)) for layer in range(self.job.layers) for name in names]
+        return all(rows is not None and len(rows) == len(self.tokens) for rows in held)
+
+    @property
+    def reduction(self) -> ReductionSpec | None:
+        """How every launch merged; None where they did not merge alike."""
+        return next(iter(self.reductions)) if len(self.reductions) == 1 else None
 
 
 def train(shard: Shard) -> None:
@@ -156,7 +172,7 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
         role=role,
         engine=f"tracekit {__version__}",
         modes=tuple(shard.modes),
-        dtype=job.settings.dtype.value,
+        dtype=", ".join(sorted(shard.dtypes)),
         sharding=Sharding(
             tp_rank=world.tp_rank,
             tp_world_size=world.tp_size,
@@ -171,19 +187,19 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
             global_sequence_length=job.tokens,
             blocks=shard.blocks,
         ),
-        reduction=reduction(job.settings),
+        reduction=shard.reduction,
         reduction_engine=ran.kernel,
         split_kv=SPLIT,
         effective_cp_world_size=effective,
-        export_lse=True,
-        lse_base="e",
+        export_lse=shard.has("lse"),
+        lse_base="e" if shard.has("lse") else "",
         core=Core(
-            core_id=f"{ran.kernel} {ran.libraries['tka1']}",
-            schedule=f"leaves of {LEAF} rows, aligned binary tree",
+            core_id=core_id(ran),
+            schedule=schedule(shard.reduction) if shard.reduction else "",
             actual_backend=ran.kernel,
             communication_backend=world.backend,
         ),
-        scope_verified=True,
+        scope_verified=shard.has("q", "out", "keys", "values"),
         knobs={"context_parallel_size": knob},
         recorded={"launches": str(len(job.launches()) if role is Role.INFER else 1)},
     )
@@ -191,25 +207,18 @@ def readback(shard: Shard, role: Role, requested_cp: int) -> AttentionRuntimeRea
 
 def leave(shard: Shard, role: Role, requested_cp: int, folder: Path) -> None:
     """Write what this rank executed and a digest of what it holds."""
-    told, ran = readback(shard, role, requested_cp), reduction(shard.job.settings)
-    plans = tuple(
-        PlanEntry(
-            Coordinate(0, shard.world.tp_rank, shard.world.cp_rank, owner),
-            told_blocks(boundaries),
-            SplitExecution(
-                SPLIT,
-                SplitMode.FIXED,
-                LEAF,
-                boundaries,
-                ran.order,
-                ran.accumulate,
-                ran.downcast,
-                told.core.actual_backend,
-            ),
-        )
-        for owner, boundaries in shard.merged.items()
-    )
+    told, ran = readback(shard, role, requested_cp), shard.reduction
+    plans = () if ran is None else tuple(_plans(shard, ran, told.core.actual_backend))
     write_rank(folder, RankFile(told, (shard.job.tokens,), plans, digests(shard_pieces(shard))))
+
+
+def _plans(shard: Shard, ran: ReductionSpec, backend: str) -> Iterator[PlanEntry]:
+    """Yield what this rank merged of each owner."""
+    for owner, cuts in shard.merged.items():
+        place = Coordinate(0, shard.world.tp_rank, shard.world.cp_rank, owner)
+        fixed = SplitMode.FIXED, LEAF, cuts
+        done = SplitExecution(SPLIT, *fixed, ran.order, ran.accumulate, ran.downcast, backend)
+        yield PlanEntry(place, told_blocks(cuts), done)
 
 
 def told_blocks(boundaries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

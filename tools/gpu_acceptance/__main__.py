@@ -3,8 +3,9 @@ device.
 
 Takes under 10 minutes and needs no network: Python 3.11, torch 2.11, numpy, h5py, click, zstandard, xxhash.
 Writes one JSON of evidence, which `python -m tools.gpu_acceptance.evidence keep` takes. Exit codes: 0
-nothing was refuted, 1 something was, 2 something that the run needs is missing, 3 the device is not
-bit-verified, 4 there is no device.
+nothing was refuted, 1 something was, 2 something that the run needs is missing, or its evidence cannot be
+written, 3 the device is not bit-verified, or a check of TKA-1 is inconclusive, 4 there is no device, 6 the
+evidence contradicts itself, which is a fault of this tool.
 """
 
 import argparse
@@ -16,7 +17,9 @@ import tempfile
 from pathlib import Path
 
 from tools.gpu_acceptance import needs
-from tools.gpu_acceptance.evidence import ROOT, Evidence, file_digest, sources_here
+from tools.gpu_acceptance.checks import Refused, plain
+from tools.gpu_acceptance.evidence import Evidence, now, parse_evidence, write
+from tools.gpu_acceptance.tree import ROOT, file_digest, sources_here
 
 STAND_IN = "the provider tka1 on the CPU"
 
@@ -26,34 +29,46 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, default=Path("gpu-evidence.json"), help="the evidence")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that this Python lacks")
     parser.add_argument("--commit", help="commit of the tree, where it is no git clone")
-    parser.add_argument("--minutes", type=float, default=9.5, help="that the run may take")
+    parser.add_argument("--minutes", type=_minutes, default=9.5, help="that the run may take")
     parser.add_argument("--golden", action="append", help="only this golden (may be given again)")
     parser.add_argument("--stand-in", action="store_true", help=f"let {STAND_IN} stand in for a device")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        needs.unpack(sorted(options.wheels.glob("*.whl")) if options.wheels else (), Path(folder))
         try:
+            needs.unpack(needs.wheels(options.wheels), Path(folder))
             needs.check()
-            commit = options.commit or _commit()
+            needs.room(options.out)
+            commit = _commit(options.commit)
+            traces = _goldens(options.golden)
+            subject = "tka1" if options.stand_in else _device()
         except needs.Lacking as error:
             print(f"gpu_acceptance: {error}", file=sys.stderr)
             return 2
-        subject = "tka1" if options.stand_in else _device()
         if subject is None:
             print(
                 "gpu_acceptance: torch sees no CUDA or HIP device on this machine, so nothing was run.",
                 file=sys.stderr,
             )
             return 4
-        return _accept(options, subject, commit)
+        try:
+            return _accept(options, subject, commit, traces)
+        except KeyboardInterrupt:
+            print("gpu_acceptance: interrupted; no evidence was written.", file=sys.stderr)
+            return 130
 
 
-def _accept(options: argparse.Namespace, subject: str, commit: str) -> int:
-    from tools.gpu_acceptance import run, speed, stages
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes <= 600:
+        raise argparse.ArgumentTypeError(f"{text} is no number of minutes; give up to 600")
+    return minutes
+
+
+def _accept(options: argparse.Namespace, subject: str, commit: str, traces: tuple[Path, ...]) -> int:
+    from tools.gpu_acceptance import run, sanitizer, speed, stages
 
     served = needs.build_kernels()
     folder = options.out.resolve().parent
-    traces = tuple(path for path in run.goldens() if not options.golden or path.name in options.golden)
     stand_in = STAND_IN if options.stand_in else ""
     job = run.Run(subject, stand_in, options.minutes * 60, traces, folder)
     for name, work, seconds in (
@@ -62,7 +77,7 @@ def _accept(options: argparse.Namespace, subject: str, commit: str) -> int:
         ("speed", speed.speed, 30.0),
         ("device", stages.device, 30.0),
         ("goldens", stages.new_goldens, 20.0),
-        ("sanitizer", stages.sanitizer, 120.0),
+        ("sanitizer", sanitizer.sanitizer, 120.0),
         ("claims", stages.claims, 30.0),
     ):
         job.stage(name, work, seconds)
@@ -76,13 +91,44 @@ def _accept(options: argparse.Namespace, subject: str, commit: str) -> int:
         checks=tuple(job.checks),
         new_goldens={path.name: file_digest(path) for path in job.made},
         seconds=job.seconds - job.left,
+        when=now(),
     )
-    options.out.write_text(found.to_json(), encoding="utf-8")
-    own = [check for check in job.checks if check.provider == subject]
+    return _told(found, options.out, subject)
+
+
+def _told(found: Evidence, out: Path, subject: str) -> int:
+    """Write the evidence, say what it comes to, and return the exit code; nothing that was found is lost."""
+    text = found.to_json()
+    try:
+        write(out, text)
+    except OSError as error:
+        print(text)
+        print(f"gpu_acceptance: {out} cannot be written ({error}); the evidence is above.", file=sys.stderr)
+        return 2
+    own = [check for check in found.checks if check.provider in ("", subject)]
     refuted = [check for check in own if check.status == "refuted"]
-    print(f"{len(job.checks)} checks, {len(refuted)} of {subject} refuted; evidence in {options.out}")
+    nothing = [check for check in own if check.status == "inconclusive"]
+    print(
+        f"{len(found.checks)} checks; of {subject} {len(refuted)} refuted, {len(nothing)} inconclusive; "
+        f"evidence in {out}"
+    )
+    try:
+        parse_evidence(text)
+    except Refused as error:
+        print(f"gpu_acceptance: the evidence contradicts itself: {error}", file=sys.stderr)
+        return 6
     verified = [check.status for check in own if check.stage == "self-test"] == ["held", "held"]
-    return 1 if refuted else 0 if verified else 3
+    return 1 if refuted else 0 if verified and not nothing else 3
+
+
+def _goldens(names: list[str] | None) -> tuple[Path, ...]:
+    from tools.gpu_acceptance.run import goldens
+
+    found = tuple(path for path in goldens() if not names or path.name in names)
+    unknown = sorted(set(names or ()) - {path.name for path in found})
+    if unknown or not found:
+        raise needs.Lacking(f"there is no golden {', '.join(unknown) or 'at all'} in traces/ of this tree.")
+    return found
 
 
 def _device() -> str | None:
@@ -94,15 +140,17 @@ def _device() -> str | None:
     return "tka1-hip" if getattr(torch.version, "hip", None) else "tka1-cuda"
 
 
-def _commit() -> str:
+def _commit(given: str | None) -> str:
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False) if not given else None
     except FileNotFoundError:
         done = None
-    commit = done.stdout.strip() if done is not None and done.returncode == 0 else ""
-    if not re.fullmatch(r"[0-9a-f]{40}", commit):
+    commit = given or (done.stdout.strip() if done is not None and done.returncode == 0 else "")
+    if not commit:
         raise needs.Lacking("this tree is no git clone; say which commit it is (--commit, 40 digits).")
+    if not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise needs.Lacking(f"{commit[:50]!r} is no commit; give all of its 40 digits (--commit).")
     return commit
 
 
@@ -115,7 +163,7 @@ def _described(subject: str, served: str) -> dict[str, str]:
     try:
         device = Device("hip" if subject == "tka1-hip" else "cuda")
     except (TracekitError, RuntimeError) as error:  # then nothing ran on it, and nothing is admitted
-        return {"name": f"not usable: {error}"}
+        return {"name": plain(f"not usable: {error}")}
     compiler = f"{device.compiler.kind} {device.compiler.version}"
     return {"name": device.name, "arch": device.arch, "driver": device.driver.version, "compiler": compiler}
 

@@ -8,61 +8,46 @@ the rule that it breaks.
 import argparse
 import hashlib
 import json
+import math
+import os
 import re
-import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tools.gpu_acceptance.checks import (
+    COMPARED,
+    GPU_KERNELS,
+    STAGES,
+    STAND_IN,
+    SUBJECTS,
+    Check,
+    Refused,
+    fields,
+    parse_check,
+)
+from tools.gpu_acceptance.tree import ROOT, file_digest, sources_of
+
 KEPT = ROOT / "traces" / "evidence"
 SCHEMA = "tracekit-gpu-evidence/1"
-STAGES = ("self-test", "device", "claims", "graphs", "speed", "sanitizer", "goldens")
-COMPARED = frozenset({"held", "bounded", "refuted", "observed same", "observed varies"})
-STATUSES = COMPARED | {"inconclusive", "not applicable", "not run", "measured"}
 LARGEST = 4 << 20
 """Bytes of a document."""
+LONGEST_RUN = 24 * 3600.0
+CLOCKS = timedelta(days=1)
+"""By which the clocks of two machines may differ."""
 
-_SOURCES = ("tracekit", "kernels", "tools/gpu_acceptance")
-_SUFFIXES = (".py", ".h", ".cu", ".cpp")
-
-
-class Refused(Exception):
-    """A document is no evidence.
-
-    Args:
-        rule: the code of the rule that it breaks.
-        why: one sentence.
-    """
-
-    def __init__(self, rule: str, why: str) -> None:
-        super().__init__(f"{why} ({rule})")
-        self.rule = rule
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was tried.
-
-    Args:
-        stage: one of `STAGES`.
-        name: what, in a few words.
-        status: one of `STATUSES`; `held` needs elements that were compared.
-        reason: one clause.
-        provider: the kernel.
-        compared: elements, launches or processes that were compared.
-        data: numbers of a measurement, or a verdict.
-    """
-
-    stage: str
-    name: str
-    status: str
-    reason: str
-    provider: str = ""
-    compared: int = 0
-    data: Mapping[str, Any] = field(default_factory=dict)
+_WHEN = "%Y-%m-%dT%H:%M:%SZ"
+_VERSION = r"\d+\.\d[\w.+-]*"
+_SOFTWARE = {
+    **dict.fromkeys(("python", "torch", "numpy", "h5py"), _VERSION),
+    **dict.fromkeys(("cuda", "hip"), f"None|{_VERSION}"),
+    "system": ".+",
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,7 @@ class Evidence:
         checks: what was tried.
         new_goldens: file name -> SHA-256 of the traces that were made.
         seconds: how long it took.
+        when: it ended, UTC, `2026-01-31T12:00:00Z`.
         schema: `SCHEMA`.
     """
 
@@ -91,11 +77,18 @@ class Evidence:
     checks: tuple[Check, ...]
     new_goldens: Mapping[str, str]
     seconds: float
+    when: str
     schema: str = SCHEMA
 
     def to_json(self) -> str:
-        """Return the document."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        """Return the document, sealed."""
+        record = asdict(self)
+        return json.dumps({**record, "seal": seal(record)}, indent=1) + "\n"
+
+    @property
+    def subject(self) -> str:
+        """The provider of TKA-1 that was put to the test."""
+        return next(check.provider for check in self.checks if check.provider in {STAND_IN, *SUBJECTS})
 
     @property
     def providers(self) -> frozenset[str]:
@@ -105,68 +98,112 @@ class Evidence:
         )
 
 
+def now() -> str:
+    """Return the time as `Evidence.when` has it."""
+    return datetime.now(UTC).strftime(_WHEN)
+
+
+def seal(record: Mapping[str, Any]) -> str:
+    """Return the digest of a document without its seal: against damage and slips, and no signature."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
 def parse_evidence(text: str) -> Evidence:
     """Read a document.
 
     Raises:
-        Refused: `EV-JSON`, `EV-SCHEMA`, `EV-FIELD`, `EV-COMMIT`, `EV-DIGEST`, `EV-CHECK` or `EV-STAGE`.
+        Refused: `EV-JSON`, `EV-SCHEMA`, `EV-SEAL`, `EV-FIELD`, `EV-COMMIT`, `EV-DIGEST`, `EV-TIME`,
+            `EV-CHECK` or `EV-STAGE`.
     """
-    try:
-        record = json.loads(text) if len(text) <= LARGEST else None
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise Refused("EV-JSON", f"this is no JSON object of at most {LARGEST:,} bytes")
+    record = _json(text)
     if record.get("schema") != SCHEMA:
         raise Refused("EV-SCHEMA", f"the schema is {record.get('schema')!r}, not {SCHEMA}")
+    if record.pop("seal", None) != seal(record):
+        raise Refused("EV-SEAL", "the document is not as the run wrote it")
     kinds: dict[str, type | tuple[type, ...]] = {
-        **dict.fromkeys(("commit", "sources", "stand_in", "schema"), str),
+        **dict.fromkeys(("commit", "sources", "stand_in", "schema", "when"), str),
         **dict.fromkeys(("device", "software", "goldens", "new_goldens"), dict),
         "checks": list,
         "seconds": (int, float),
     }
-    _fields(record, kinds, "the document")
+    fields(record, kinds, "the document")
     for name in ("device", "software", "goldens", "new_goldens"):
-        if not all(isinstance(value, str) for value in record[name].values()):
-            raise Refused("EV-FIELD", f"{name} must map names to text")
+        fields(record[name], dict.fromkeys(record[name], str), name)
+    for name, version in _SOFTWARE.items():
+        if set(record["software"]) != set(_SOFTWARE) or not re.fullmatch(version, record["software"][name]):
+            raise Refused("EV-FIELD", f"software must name the versions of {', '.join(_SOFTWARE)}")
     if not re.fullmatch(r"[0-9a-f]{40}", record["commit"]):
         raise Refused("EV-COMMIT", f"{record['commit'][:50]!r} is no commit of 40 hexadecimal digits")
     for digest in (record["sources"], *record["goldens"].values(), *record["new_goldens"].values()):
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise Refused("EV-DIGEST", f"{digest[:70]!r} is no SHA-256")
-    checks = tuple(_check(number, one) for number, one in enumerate(record["checks"]))
+    _time(record["when"], record["seconds"])
+    checks = tuple(parse_check(number, one) for number, one in enumerate(record["checks"]))
+    evidence = Evidence(**{**record, "checks": checks})
+    _whole(evidence)
+    return evidence
+
+
+def _json(text: str) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("a name stands twice")
+        return dict(pairs)
+
+    def none(constant: str) -> None:
+        raise ValueError(f"JSON has no {constant}")
+
+    try:
+        small = len(text.encode()) <= LARGEST
+        record = json.loads(text, object_pairs_hook=once, parse_constant=none) if small else None
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise Refused("EV-JSON", f"this is no JSON object of at most {LARGEST:,} bytes")
+    return record
+
+
+def _time(when: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and 0 < seconds <= LONGEST_RUN):
+        raise Refused("EV-TIME", f"a run does not take {seconds} seconds")
+    try:
+        at = datetime.strptime(when, _WHEN).replace(tzinfo=UTC)
+    except ValueError:
+        at = None
+    if at is None or at.strftime(_WHEN) != when or at > datetime.now(UTC) + CLOCKS:
+        raise Refused("EV-TIME", f"{when[:50]!r} is no time of a run that is over")
+
+
+def _whole(evidence: Evidence) -> None:
+    """Refuse checks that contradict each other, or what stands beside them."""
+    checks = evidence.checks
     missing = [stage for stage in STAGES if stage not in {check.stage for check in checks}]
     if missing:
         raise Refused(
             "EV-STAGE", f"nothing is said of {', '.join(missing)}; a stage that did not run says so"
         )
-    return Evidence(**{**record, "checks": checks})
-
-
-def _fields(record: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], where: str) -> None:
-    for name, kind in kinds.items():
-        if name not in record or not isinstance(record[name], kind) or isinstance(record[name], bool):
-            raise Refused("EV-FIELD", f"{where} has no {name}, or not as it must be")
-    if unknown := sorted(set(record) - set(kinds)):
-        raise Refused("EV-FIELD", f"{where} holds {unknown[0]}, which the schema does not know")
-
-
-def _check(number: int, record: Any) -> Check:
-    where = f"check {number}"
-    if not isinstance(record, dict):
-        raise Refused("EV-CHECK", f"{where} is no object")
-    kinds: dict[str, type | tuple[type, ...]] = {
-        **dict.fromkeys(("stage", "name", "status", "reason", "provider"), str),
-        "compared": int,
-        "data": dict,
-    }
-    _fields(record, kinds, where)
-    check = Check(**record)
-    if check.stage not in STAGES or check.status not in STATUSES or not check.reason or not check.name:
-        raise Refused("EV-CHECK", f"{where} has the stage {check.stage!r}, the status {check.status!r}")
-    if check.status in COMPARED and check.compared <= 0:
-        raise Refused("EV-CHECK", f"{where}, {check.name}, is {check.status} and compared nothing")
-    return check
+    # a replay may report several faults of one golden, in the same words but for their reason
+    told = Counter((c.stage, c.name, c.provider, "" if c.data else c.reason) for c in checks)
+    if twice := [name for name, count in told.items() if count > 1]:
+        raise Refused("EV-CHECK", f"{' '.join(twice[0][:3])} is told twice")
+    subjects = {check.provider for check in checks} - {"", *GPU_KERNELS}
+    if len(subjects) != 1 or (subjects == {STAND_IN}) is not bool(evidence.stand_in):
+        raise Refused("EV-CHECK", f"{sorted(subjects)} were put to the test; it is one, and its own stand-in")
+    made = {check.name for check in checks if check.stage == "goldens" and check.status == "measured"}
+    if made != set(evidence.new_goldens):
+        raise Refused("EV-CHECK", f"it made {sorted(made)}, and new are {sorted(evidence.new_goldens)}")
+    absent = {check.provider for check in checks if (check.stage, check.name) == ("claims", "all")}
+    verdicts = {check.provider for check in checks if check.stage == "claims" and check.data}
+    if absent & verdicts:
+        raise Refused("EV-CHECK", f"{sorted(absent & verdicts)} could not be made, and answered")
+    known = set(evidence.goldens)
+    silent = known - {check.name for check in checks if check.stage == "device"}
+    if silent and not any(check.name == "device" for check in checks):
+        raise Refused("EV-CHECK", f"the device and the CPU were not compared on {sorted(silent)[0]}")
+    for check in checks:
+        about = check.name if check.stage == "device" else check.name.split(" on ", 1)[-1]
+        if check.stage in ("device", "claims") and check.data and about not in known:
+            raise Refused("EV-CHECK", f"{check.name!r} is about no golden that was replayed")
 
 
 def admit(evidence: Evidence, root: Path = ROOT) -> None:
@@ -179,14 +216,30 @@ def admit(evidence: Evidence, root: Path = ROOT) -> None:
         raise Refused(
             "EV-STAND-IN", f"{evidence.stand_in} stood in for the device; that is no evidence of one"
         )
-    lacking = [name for name in ("name", "arch", "driver", "compiler") if not evidence.device.get(name)]
-    if lacking:
-        raise Refused("EV-DEVICE", f"the device has no {', '.join(lacking)}")
-    if not any(check.stage == "self-test" and check.status == "held" for check in evidence.checks):
+    _device(evidence)
+    held = {check.name for check in evidence.checks if (check.stage, check.status) == ("self-test", "held")}
+    if len(held) != 2:
         raise Refused("EV-SELF-TEST", "the self-test did not hold on the device, so nothing there is TKA-1")
     check_goldens(evidence, root)
     if evidence.sources != sources_of(evidence.commit, root):
         raise Refused("EV-TREE", f"what ran is not the tree of commit {evidence.commit[:12]}")
+
+
+def _device(evidence: Evidence) -> None:
+    """Hold the description of a device against the kernel that ran on it, and against torch."""
+    names = ("name", "arch", "driver", "compiler")
+    lacking = [name for name in names if not evidence.device.get(name)]
+    if lacking or set(evidence.device) != set(names):
+        raise Refused("EV-DEVICE", f"the device must have {', '.join(names)}, and nothing else")
+    arch, compiler = SUBJECTS[evidence.subject]
+    said = evidence.device["arch"], evidence.device["compiler"]
+    if not re.fullmatch(arch, said[0]) or not re.fullmatch(compiler, said[1]):
+        raise Refused("EV-DEVICE", f"{evidence.subject} does not run on {said[0]!r}, by {said[1]!r}")
+    if not evidence.device["driver"].isdigit():
+        raise Refused("EV-DEVICE", f"{evidence.device['driver']!r} is no version of a driver")
+    vendor = evidence.subject.removeprefix("tka1-")
+    if evidence.software[vendor] == "None":
+        raise Refused("EV-DEVICE", f"torch {evidence.software['torch']} sees no {vendor.upper()} device")
 
 
 def check_goldens(evidence: Evidence, root: Path = ROOT) -> None:
@@ -207,56 +260,41 @@ def keep(path: Path, root: Path = ROOT) -> Path:
     """Admit a document and copy it to `traces/evidence/`; returns where.
 
     Raises:
-        Refused: as `parse_evidence` and `admit`.
+        Refused: as `parse_evidence` and `admit`, and `EV-KEPT` where other evidence has that name.
     """
-    text = path.read_text(encoding="utf-8")
+    text = read(path)
     evidence = parse_evidence(text)
     admit(evidence, root)
     folder = root / "traces" / "evidence"
     folder.mkdir(parents=True, exist_ok=True)
-    arch = re.sub(r"[^a-z0-9_]", "-", evidence.device["arch"].lower())
-    kept = folder / f"{arch}-{evidence.commit[:12]}.json"
-    kept.write_text(text, encoding="utf-8")
+    kept = folder / f"{evidence.device['arch']}-{evidence.commit[:12]}.json"
+    if folder.is_symlink() or kept.is_symlink() or (kept.exists() and read(kept) != text):
+        raise Refused(
+            "EV-KEPT", f"{kept} is there already, or leads elsewhere; evidence is never written over"
+        )
+    write(kept, text)
     return kept
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def read(path: Path) -> str:
+    """Return the text of a document; of a longer file no more than shows that it is too long."""
+    with path.open("rb") as file:
+        return file.read(LARGEST + 1).decode("utf-8")
 
 
-def sources_here(root: Path = ROOT) -> str:
-    """Return the digest of the sources as they lie in a tree: of the names and git blobs of all of them."""
-    files = sorted(
-        path
-        for top in _SOURCES
-        for path in (root / top).rglob("*")
-        if path.suffix in _SUFFIXES and path.is_file()
-    )
-    blobs = {}
-    for path in files:
-        data = path.read_bytes()
-        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-        blobs[path.relative_to(root).as_posix()] = blob.hexdigest()
-    return _digest(blobs)
-
-
-def sources_of(commit: str, root: Path = ROOT) -> str:
-    """Return the same digest of a commit.
-
-    Raises:
-        Refused: `EV-TREE`, this repository has no such commit.
-    """
-    command = ["git", "-C", str(root), "ls-tree", "-r", commit, "--", *_SOURCES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Refused("EV-TREE", f"this repository has no commit {commit[:12]}")
-    lines = (line.split("\t", 1) for line in done.stdout.splitlines())
-    return _digest({name: about.split()[2] for about, name in lines if name.endswith(_SUFFIXES)})
-
-
-def _digest(blobs: Mapping[str, str]) -> str:
-    return hashlib.sha256("".join(f"{name} {blobs[name]}\n" for name in sorted(blobs)).encode()).hexdigest()
+def write(path: Path, text: str) -> None:
+    """Write a document whole or not at all; what goes wrong is an `OSError`, and leaves nothing behind."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -268,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.verb == "keep":
             print(f"kept as {keep(options.file)}")
         else:
-            evidence = parse_evidence(options.file.read_text(encoding="utf-8"))
+            evidence = parse_evidence(read(options.file))
             admit(evidence)
             print(
                 f"{evidence.device['name']}: {len(evidence.checks)} checks, {len(evidence.goldens)} goldens"

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,11 +36,49 @@ class Lacking(Exception):
     """Something that the run needs is not there; the text is one sentence."""
 
 
-def unpack(wheels: Iterable[Path], into: Path) -> None:
-    """Make wheels importable here and in the processes that are started from here."""
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(into)
+def wheels(folder: Path | None) -> tuple[Path, ...]:
+    """Return the wheels of a folder that was given.
+
+    Raises:
+        Lacking: there are none in it.
+    """
+    found = tuple(sorted(folder.glob("*.whl"))) if folder else ()
+    if folder and not found:
+        raise Lacking(f"there is no wheel in {folder}; give the folder that holds them (--wheels).")
+    return found
+
+
+def room(out: Path) -> None:
+    """Refuse a place where evidence cannot be written, before ten minutes are spent on it.
+
+    Raises:
+        Lacking: the folder is not there or not writable, or something of the name of an output is.
+    """
+    folder = out.resolve().parent
+    there = [
+        path for path in (out, *sorted(folder.glob("device.*.h5"))) if path.exists() or path.is_symlink()
+    ]
+    if there:
+        raise Lacking(f"{there[0]} is there already and is not written over; give a new folder (--out).")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Lacking(f"nothing can be written in {folder}: {error}.") from error
+
+
+def unpack(given: Iterable[Path], into: Path) -> None:
+    """Make wheels importable here and in the processes that are started from here.
+
+    Raises:
+        Lacking: one is damaged, or there is no room for it.
+    """
+    for wheel in given:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(into)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise Lacking(f"the wheel {wheel} cannot be unpacked: {error}.") from error
     sys.path.insert(0, str(into))
     paths = [str(into), str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -59,8 +98,10 @@ def check() -> None:
             f"the acceptance run needs {', '.join(missing)}, which this Python has not; give a folder with "
             "their wheels (--wheels), or install them."
         )
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library of it is damaged or missing
+        raise Lacking(f"torch is installed and cannot be imported: {str(error).splitlines()[0]}.") from error
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST["torch"]:
         raise Lacking(f"this is torch {torch.__version__}; the acceptance run needs 2.11 or newer.")
@@ -73,7 +114,7 @@ def build_kernels() -> str:
     if not native.available():
         build(ROOT / "tracekit" / "_native")
         native._files.cache_clear()
-        native._runnable.cache_clear()
+        native._best.cache_clear()
     served = serving()
     return served.isa or served.form
 
@@ -83,7 +124,14 @@ def build(folder: Path, builds: Iterable[str] = tuple(_BUILDS)) -> None:
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         return
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError:  # the tree may be read, and no more
+        return
     for isa in builds:
-        command = [compiler, *_FLAGS, *_BUILDS[isa], str(ROOT / "kernels" / "tk_host.cpp")]
-        subprocess.run([*command, "-o", str(folder / f"libtka1_{isa}.so")], check=False, capture_output=True)
+        library = folder / f"libtka1_{isa}.so"
+        made = library.with_suffix(".tmp")  # whole or not at all: one that is there is loaded
+        command = [compiler, *_FLAGS, *_BUILDS[isa], str(ROOT / "kernels" / "tk_host.cpp"), "-o", str(made)]
+        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+            made.replace(library)
+        made.unlink(missing_ok=True)

@@ -7,12 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.gpu_acceptance.evidence import ROOT, Check
-
-GPU_KERNELS = (
-    *("torch-flash-cuda", "torch-efficient-cuda", "torch-cudnn", "vllm-triton", "flash-attn", "flashinfer"),
-    *("flash-mla", "aiter"),
-)
+from tools.gpu_acceptance.checks import Check, plain
+from tools.gpu_acceptance.tree import ROOT
 
 
 @dataclass
@@ -43,7 +39,7 @@ class Run:
 
     def add(self, stage: str, name: str, status: str, reason: str, **more: Any) -> None:
         """Keep what was found, and show it."""
-        check = Check(stage, name, status, reason, **more)
+        check = Check(stage, name, status, plain(reason) or status, **more)
         self.checks.append(check)
         print(
             f"{self.seconds - self.left:6.1f} s  {stage:10} {status:15} {check.provider} {name}: {reason}",

@@ -1,7 +1,6 @@
 """The stages about bits: self-test, device against CPU, claims, graphs, fresh processes, new goldens."""
 
 import hashlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 import tracekit
-from tools.gpu_acceptance.evidence import ROOT
-from tools.gpu_acceptance.run import GPU_KERNELS, Run
+from tools.gpu_acceptance.checks import GPU_KERNELS
+from tools.gpu_acceptance.run import Run
+from tools.gpu_acceptance.tree import ROOT
 from tracekit.errors import Unavailable
 from tracekit.model import AttentionCall, DType, Recording
 from tracekit.providers.base import Execution, Launch, Provider
@@ -86,16 +86,14 @@ def device(run: Run) -> None:
                     differing += int(np.count_nonzero(a != b))
             status = "refuted" if differing else "held" if elements else "not applicable"
             reason = f"{differing:,} of {elements:,} values differ from the CPU; {refused} calls refused"
-            run.add("device", path.name, status, reason, provider=run.subject, compared=elements)
+            data = {"elements": elements, "differing": differing, "refused": refused}
+            run.add("device", path.name, status, reason, provider=run.subject, compared=elements, data=data)
 
 
 def claims(run: Run) -> None:
     """Replay every golden on TKA-1 on the device, and on each GPU provider that is installed."""
     for provider in (run.subject, *GPU_KERNELS):
-        try:
-            create(provider)
-        except Unavailable as error:
-            run.add("claims", "all", "not run", str(error), provider=provider)
+        if not _there(run, "claims", provider):
             continue
         for start in range(0, len(run.traces), _TOGETHER):
             some = run.traces[start : start + _TOGETHER]
@@ -105,6 +103,17 @@ def claims(run: Run) -> None:
                 continue
             with run.failures("claims", names, provider):
                 _replay(run, provider, some, probe=provider != run.subject)
+
+
+def _there(run: Run, stage: str, provider: str) -> bool:
+    """Whether a kernel can be made here; if not, its check says why, whatever its library did on import."""
+    made = []
+    with run.failures(stage, "all", provider):
+        try:
+            made.append(create(provider))
+        except Unavailable as error:
+            run.add(stage, "all", "not run", str(error), provider=provider)
+    return bool(made)
 
 
 def _replay(run: Run, provider: str, paths: Sequence[Path], *, probe: bool) -> None:
@@ -146,10 +155,11 @@ def graphs(run: Run) -> None:
         with run.failures("graphs", "soak", run.subject):
             _soak(run, provider, kind)
     trace = run.traces[0]
-    said = {_fresh(run.subject, trace) for _ in range(PROCESSES)}
+    said = {fresh(run, trace).split()[-1] for _ in range(PROCESSES)}
     status = "held" if len(said) == 1 else "refuted"
     reason = f"{len(said)} different answers in {PROCESSES} fresh processes"
-    run.add("graphs", "fresh processes", status, reason, provider=run.subject, compared=PROCESSES)
+    data = {"launches": PROCESSES, "differing": len(said) - 1}
+    run.add("graphs", "fresh processes", status, reason, provider=run.subject, compared=PROCESSES, data=data)
 
 
 def _soak(run: Run, provider: Provider, kind: GraphKind) -> None:
@@ -182,14 +192,24 @@ def _soak(run: Run, provider: Provider, kind: GraphKind) -> None:
         wrong += not same or static.changed() is not None
     status = "refuted" if wrong else "held"
     reason = f"{wrong} of {REPLAYS} replays differ from eager launches"
-    run.add("graphs", f"soak ({kind})", status, reason, provider=provider.id, compared=REPLAYS)
+    data = {"launches": REPLAYS, "differing": wrong}
+    name = f"soak ({kind})"
+    run.add("graphs", name, status, reason, provider=run.subject, compared=REPLAYS, data=data)
 
 
-def _fresh(provider: str, trace: Path, *prefix: str) -> str:
-    command = [*prefix, sys.executable, "-m", "tools.gpu_acceptance.stages", provider, str(trace)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=180)
+def fresh(run: Run, trace: Path, *prefix: str) -> str:
+    """Return what a fresh process prints about a trace, its digest last; RuntimeError where it fails."""
+    command = [*prefix, sys.executable, "-m", "tools.gpu_acceptance.stages", run.subject, str(trace)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=max(10.0, min(180.0, run.left)),
+    )
     if done.returncode:
-        raise RuntimeError((done.stdout + done.stderr).strip()[-400:])
+        raise RuntimeError((done.stdout + done.stderr).strip()[-4000:])
     return done.stdout.strip()
 
 
@@ -203,45 +223,14 @@ def answers_digest(provider: Provider, path: Path) -> str:
     return sha.hexdigest()
 
 
-def sanitizer(run: Run) -> None:
-    """Run the device under compute-sanitizer, where it exists: accesses, races, barriers."""
-    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if run.stand_in or tool is None:
-        why = "a stand-in has no device code" if run.stand_in else "there is no compute-sanitizer here"
-        run.add("sanitizer", "compute-sanitizer", "not run", why, provider=run.subject)
-        return
-    trace = min(run.traces, key=lambda path: path.stat().st_size)
-    for kind in ("memcheck", "racecheck", "synccheck"):
-        if run.left < 60:
-            run.add("sanitizer", kind, "not run", "no time was left", provider=run.subject)
-            continue
-        command = [tool, "--tool", kind, "--error-exitcode", "9", "--kernel-regex", "kns=tk_"]
-        try:
-            _fresh(run.subject, trace, *command)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            text = " ".join(str(error).split())[-400:]
-            found = "ERROR SUMMARY" in text and "Device not supported" not in text
-            run.add(
-                "sanitizer",
-                kind,
-                "refuted" if found else "not run",
-                text,
-                provider=run.subject,
-                compared=int(found),
-            )
-            continue
-        run.add("sanitizer", kind, "held", f"no error on {trace.name}", provider=run.subject, compared=1)
-
-
 def new_goldens(run: Run) -> None:
     """Record what each kernel that runs here answers to fixed calls, for machines without a device."""
     room = NEW_GOLDENS
     for name in (run.subject, *GPU_KERNELS):
-        try:
-            provider = create(name)
-        except Unavailable:
+        if not _there(run, "goldens", name):
             continue
         with run.failures("goldens", name, name):
+            provider = create(name)
             calls = [
                 record(call, provider, "tools.gpu_acceptance")
                 for call in fixed_calls()

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from tools.pair.launch import launch
+from tracekit.cli.bind import EXITS
 from tracekit.contract.judge import bind_runs
 
 
@@ -21,6 +22,8 @@ def main() -> int:
     )
     given = parser.parse_args()
     rollout, training = given.folder / "rollout", given.folder / "training"
+    if there := [str(run) for run in (rollout, training) if run.exists()]:
+        parser.error(f"{there[0]} exists; a run is never written over another: name a new folder.")
     both = ["--tka1"] if given.tka1 else []
     inject = ["--inject"] if given.inject else []
     try:
@@ -30,7 +33,7 @@ def main() -> int:
         parser.exit(2, f"{failed}\n")
     found = bind_runs(training, rollout)
     print(json.dumps(found.to_dict(), indent=1))
-    return 0 if found.passed else 1
+    return EXITS[found.status]
 
 
 if __name__ == "__main__":

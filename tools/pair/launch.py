@@ -19,12 +19,15 @@ def launch(side: str, folder: Path, *options: str, dies: bool = False) -> int:
         dies: whether it shall be killed in the middle.
 
     Raises:
-        RuntimeError: it failed of itself; the message ends with what it said.
+        RuntimeError: it failed of itself, and the message ends with what it said; or it hung.
     """
     command = [sys.executable, "-W", "ignore", "-m", f"tools.pair.{side}", str(folder.absolute()), *options]
     if dies:
         command.append("--dies")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired as hung:
+        raise RuntimeError(f"{side} did not end within {LIMIT} s and was stopped.") from hung
     if done.returncode and not dies:
         raise RuntimeError(f"{side} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.returncode

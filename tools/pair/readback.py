@@ -23,12 +23,14 @@ from tracekit.contract import (
     State,
 )
 from tracekit.contract.folder import RankFile, write_rank
+from tracekit.contract.readback import core_id
+from tracekit.contract.reduction import schedule
 from tracekit.contract.refuse import refuse
 from tracekit.contract.shards import digests, shard_pieces
 from tracekit.model import TKA1_REDUCTION, AttentionCall, Mode, Origin, Recording
 from tracekit.providers import tka1
 from tracekit.providers.portable import inputs
-from tracekit.providers.tka1 import LEAF
+from tracekit.providers.tka1 import LEAF, numpy_form
 
 TKA1 = "tka1"
 
@@ -108,7 +110,6 @@ def _readback(
     kernels = sorted({call.provenance.executed.kernel for call in calls})
     exported = all(call.lse is not None and call.lse.origin is Origin.EXECUTED for call in calls)
     whole = not problems and bool(recording.ledger) and all(step.complete for step in recording.ledger)
-    libraries = " ".join(f"{name}={version}" for name, version in sorted(_libraries(first).items()))
     threads = sorted({call.provenance.threads for call in calls})
     return AttentionRuntimeReadback(
         role=role,
@@ -123,8 +124,8 @@ def _readback(
         export_lse=exported,
         lse_base="e" if exported else "",
         core=Core(
-            core_id=f"{' '.join(kernels)} {libraries}",
-            schedule=f"leaves of {LEAF} rows, aligned binary tree" if proved else "",
+            core_id=", ".join(sorted({core_id(call.provenance.executed) for call in calls})),
+            schedule=schedule(TKA1_REDUCTION) if proved else "",
             actual_backend=", ".join(kernels),
             fallback=kernels != [asked.kernel],
         ),
@@ -138,10 +139,6 @@ def _readback(
             **recorded,
         },
     )
-
-
-def _libraries(call: AttentionCall) -> Mapping[str, str]:
-    return call.provenance.executed.libraries
 
 
 def _alone(call: AttentionCall, length: int) -> Sharding:
@@ -198,20 +195,38 @@ def _split_knob(asked: Asked, proved: bool) -> Knob:
 
 
 def _proved_leaves(calls: Sequence[AttentionCall], length: int) -> tuple[tuple[int, int], ...]:
-    """The leaves of TKA-1, where their merge gives the bits of every launch; none otherwise."""
-    if not all(call.provenance.executed.kernel == TKA1 and _merges(call) for call in calls):
+    """The leaves of TKA-1, where their merge in its tree, and in no other, gives the bits of every launch.
+
+    None otherwise. Up to three leaves merge alike in every tree: launches that see no more prove none.
+    """
+    if not all(call.provenance.executed.kernel == TKA1 and _can_merge(call) for call in calls):
+        return ()
+    if not all(_ran(call, left_fold=False) for call in calls):
+        return ()
+    if all(_ran(call, left_fold=True) for call in calls):
         return ()
     return tuple((start, min(start + LEAF, length)) for start in range(0, length, LEAF))
 
 
-def _merges(call: AttentionCall) -> bool:
+def _can_merge(call: AttentionCall) -> bool:
+    return call.sink is None and call.out is not None and call.lse is not None
+
+
+def _ran(call: AttentionCall, *, left_fold: bool) -> bool:
     """Whether leaves that are computed alone merge to O and LSE of a launch."""
-    if call.sink is not None or call.out is None or call.lse is None:
-        return False
+    assert call.out is not None
+    assert call.lse is not None
+    merged = merged_leaves(call, left_fold=left_fold)
+    pairs = (merged.out, call.out.bits.data), (merged.lse, call.lse.bits.data)
+    return all(ours.tobytes() == theirs.tobytes() for ours, theirs in pairs)
+
+
+def merged_leaves(call: AttentionCall, *, left_fold: bool) -> tka1.Outputs:
+    """Compute each leaf of a launch alone, and merge them in TKA-1's tree or as a left fold."""
     launch = inputs(call)
     stop = max(rows.end for kv in call.kv.values() for rows in kv.values())
     runs = [tka1.Run(0, leaf, 0) for leaf in range(-(-stop // LEAF))]
-    merged = tka1.merge({run: tka1.partials(launch, run=run) for run in runs}, dtype=call.dtype)
-    bits = merged.out, merged.lse
-    ran = call.out.bits.data, call.lse.bits.data
-    return all(ours.tobytes() == theirs.tobytes() for ours, theirs in zip(bits, ran, strict=True))
+    parts = {run: tka1.partials(launch, run=run) for run in runs}
+    if left_fold:
+        return numpy_form.merge(list(enumerate(parts.values())), None, call.dtype, left_fold=True)
+    return tka1.merge(parts, dtype=call.dtype)

@@ -58,7 +58,7 @@ def engine(*, tka1: bool) -> Any:
         model=str(tiny.prepared(MODEL)),
         enforce_eager=True,
         skip_tokenizer_init=True,
-        max_model_len=256,
+        max_model_len=512,
         max_num_seqs=4,
         max_num_batched_tokens=CHUNK,
         block_size=PAGE,

@@ -44,8 +44,8 @@ def all_forms() -> Iterator[Found]:
         ("v3", "AVX2", "hand-tiled, fma in hardware"),
         ("v1", "SSE2, own fma", "hand-tiled, no fma in hardware: an exact one out of binary64"),
     ):
-        if isa not in native.available():
-            yield Found(form, how, missing=f"this machine does not run {isa}")
+        if missing := native.absent(isa):
+            yield Found(form, how, missing=missing)
             continue
         library = native.load(isa)
         yield _found(form, how, library.run, library.partials)

@@ -41,6 +41,11 @@ class PaddedBatch:
             )
 
     @cached_property
+    def full(self) -> bool:
+        """Whether no slot is padding: then the rest needs no look at each."""
+        return bool(self.real.all())
+
+    @cached_property
     def _rank(self) -> npt.NDArray[np.int64]:
         """Place of each slot among the real ones of its sequence, `[B, N]`."""
         return np.cumsum(self.real, axis=1, dtype=np.int64) - 1
@@ -53,6 +58,8 @@ class PaddedBatch:
     @cached_property
     def present(self) -> tuple[int, ...]:
         """The batch places that have rows, ascending."""
+        if self.full:
+            return tuple(range(len(self.real)))
         return tuple(np.flatnonzero(self.real[:, -self.queries :].any(axis=1)).tolist())
 
     @cached_property
@@ -81,6 +88,8 @@ class PaddedBatch:
 
     @cached_property
     def _key_slots(self) -> list[slice | Array]:
+        if self.full:
+            return [slice(0, self.keys)] * len(self.real)
         return [_contiguous(np.flatnonzero(real)) for real in self.real_keys]
 
     def first_key(self, b: int) -> int:
@@ -89,6 +98,8 @@ class PaddedBatch:
 
     @cached_property
     def _first_keys(self) -> list[int]:
+        if self.full:
+            return [self.real.shape[1] - self.keys] * len(self.real)
         dropped: list[int] = self.real[:, : self.real.shape[1] - self.keys].sum(axis=1).tolist()
         return dropped
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
+from tracekit.compare.hollow import hollow, hollow_gradients
 from tracekit.contract.codes import Issue
 from tracekit.contract.identity import FIELDS, fingerprint, same
-from tracekit.contract.readback import AttentionRuntimeReadback
+from tracekit.contract.readback import AttentionRuntimeReadback, core_id
 from tracekit.contract.shards import digests, shard_pieces
 from tracekit.contract.topology import rank_name
 from tracekit.model import AttentionCall, LseBase, Mode, Origin, Recording
@@ -81,7 +80,7 @@ def check_evidence(
                 f"the {side} side states {name} {stated[name]}, and its trace holds {proven[name]}.",
                 **{side: stated[name]},
             )
-    yield from _finite(side, calls)
+    yield from _hollow(side, calls)
     yield from _modes(side, readbacks, {call.mode for call in calls})
     yield from _kernels(side, readbacks, calls)
     for readback in readbacks:
@@ -96,14 +95,18 @@ def check_evidence(
                 )
 
 
-def _finite(side: str, calls: Sequence[AttentionCall]) -> Iterator[Issue]:
-    """Equal bits of a NaN are equal garbage."""
+def _hollow(side: str, calls: Sequence[AttentionCall]) -> Iterator[Issue]:
+    """Equal bits of a NaN are equal garbage, and so are outputs that nobody wrote."""
     for call in calls:
-        if call.out is not None and not np.isfinite(call.out.bits.to_float32()).all():
+        lse = None if call.lse is None else call.lse.bits
+        why = "" if call.out is None else hollow(call, call.out.bits, lse)
+        if call.grads is not None and not why:
+            why = hollow_gradients(call, call.grads.d_q, call.grads.d_kv, call.grads.d_sink)
+        if why:
             yield Issue(
                 "BITS_NOT_COMPARED",
-                f"{side}.out",
-                f"O of layer {call.layer}, step {call.step} of the {side} side holds a NaN or an infinity.",
+                f"{side}.outputs",
+                f"{why}, {side} layer {call.layer}, step {call.step}: equal bits of it prove nothing.",
             )
             return
 
@@ -129,9 +132,9 @@ def _modes(side: str, readbacks: Sequence[AttentionRuntimeReadback], modes: set[
 def _kernels(
     side: str, readbacks: Sequence[AttentionRuntimeReadback], calls: Sequence[AttentionCall]
 ) -> Iterator[Issue]:
-    ran = sorted({call.provenance.executed.kernel for call in calls})
+    ran = sorted({core_id(call.provenance.executed) for call in calls})
     for readback in readbacks:
-        kernel = readback.core.core_id.split(" ")[0]
+        kernel = readback.core.core_id
         if ran != [kernel]:
             yield Issue(
                 "EVIDENCE_MISMATCH",

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tracekit.contract.refuse import refuse
 from tracekit.contract.split import SplitRequest
 from tracekit.contract.topology import Sharding
-from tracekit.model import ReductionSpec
+from tracekit.model import ExecutedIdentity, ReductionSpec
 
 
 class State(StrEnum):
@@ -90,7 +90,7 @@ class Core:
     """The attention core that ran.
 
     Args:
-        core_id: its executed identity, such as `tka1 1`; empty where nobody knows.
+        core_id: its executed identity as `core_id` writes it, `tka1 tka1=1`; empty where nobody knows.
         schedule: the schedule of its reduction; empty where nobody knows.
         actual_backend: the backend that called it.
         communication_backend: what carried partial states between ranks; empty without context parallelism.
@@ -106,6 +106,11 @@ class Core:
     production_ready: bool = True
     fallback: bool = False
     reference_only: bool = False
+
+
+def core_id(ran: ExecutedIdentity) -> str:
+    """Return a kernel that ran, and the version of every library that can change a bit of it."""
+    return " ".join([ran.kernel, *(f"{name}={version}" for name, version in sorted(ran.libraries.items()))])
 
 
 SCOPES = {

@@ -46,6 +46,11 @@ def check_reduction(
             )
 
 
+def schedule(ran: ReductionSpec) -> str:
+    """Return how a reduction cut and merged its keys, in words."""
+    return f"leaves of {ran.leaf} rows, {ran.tree.replace('_', ' ')}"
+
+
 SUPPORTED_REQUESTS: Mapping[str, frozenset[str]] = {
     "attention.reduction_merge": frozenset({"online_softmax_lse"}),
     "attention.reduction_order": frozenset({"global_block_index"}),

@@ -20,10 +20,11 @@ from tracekit.engines import transformers_backend
 from tracekit.engines.one_forward import OVERLAP, OneForward
 from tracekit.engines.patch import Entry, enter_all
 from tracekit.engines.transformers_call import capture_call, check_cache
-from tracekit.engines.transformers_common import EAGER, SDPA, Arguments, Common, Kernel, KernelCall, common
+from tracekit.engines.transformers_common import Common, common
 from tracekit.engines.transformers_dispatch import Hook, WeakHook, wrap, wrap_tka1
 from tracekit.engines.transformers_identity import model_identity
 from tracekit.engines.transformers_indexer import Watch, describe, indexer_of, observe_indexer
+from tracekit.engines.transformers_kernel import EAGER, SDPA, Arguments, Kernel, KernelCall
 from tracekit.engines.transformers_points import COMPILED, attention_modules, module_names, refuse_model
 from tracekit.engines.transformers_proof import ProvenWeights, settled_before_updates
 from tracekit.engines.transformers_reorder import Reorders
@@ -299,7 +300,7 @@ class Recorder:
         """Record what waited for the end of its forward."""
         launches, self._waiting = self._waiting, []
         for later in launches:
-            layer = later.call.module.layer_idx
+            layer = later.module.layer_idx
             try:
                 if self._session.wants(layer):  # the budget may have been spent since
                     call, forward = later.checked(), self._ready(layer)

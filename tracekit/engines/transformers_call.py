@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.engines.torch_bits import borrow, take_rows, widened
-from tracekit.engines.transformers_common import Arguments, Common
-from tracekit.engines.transformers_families import Slots, compresses
+from tracekit.engines.torch_bits import take_rows, widened
+from tracekit.engines.transformers_common import Common
+from tracekit.engines.transformers_families import compresses
+from tracekit.engines.transformers_kernel import Arguments
 from tracekit.engines.transformers_mask import MaskReading
+from tracekit.engines.transformers_rows import rows_read
 from tracekit.engines.transformers_step import CACHE_LAYERS, Forward
 from tracekit.engines.transformers_waiting import Copies
 from tracekit.errors import Unsupported
@@ -17,7 +19,6 @@ from tracekit.model import (
     Bits,
     Conventions,
     DType,
-    KVFamily,
     KVSource,
     LaunchPlan,
     Origin,
@@ -27,7 +28,7 @@ from tracekit.model import (
     scale_to_bits,
 )
 from tracekit.providers.transformers_identity import engine_name
-from tracekit.recorder.observation import Borrowed, Handle, Launch, Observation, SeenKV
+from tracekit.recorder.observation import Handle, Launch, Observation
 
 
 class Owned(NamedTuple):
@@ -76,7 +77,10 @@ def capture_call(shared: Common, call: Arguments, forward: Forward, copies: Copi
         None if sinks is None else widened(sinks, "sinks"),
     )
     return Launch(
-        layer, _rows_read(call, shared.slots, forward.handles), copies.nbytes, partial(describe, owned)
+        layer,
+        rows_read(call, shared.slots, forward.handles, shared.places),
+        copies.nbytes,
+        partial(describe, owned),
     )
 
 
@@ -113,29 +117,6 @@ def _details(owned: Owned) -> dict[str, str]:
     if owned.common.scalars["sink_dtype"] is not None:
         details["sink_dtype"] = str(owned.common.scalars["sink_dtype"])
     return details
-
-
-def _rows_read(call: Arguments, slots: Slots, handles: list[Handle]) -> dict[Handle, dict[KVFamily, SeenKV]]:
-    """The KV rows of each request, family by family; one tensor where keys and values are one."""
-    keys = borrow(call.k, "keys")
-    values = None if call.v is call.k else borrow(call.v, "values")
-    batch = slots.batch
-    read = {}
-    for b in batch.present:
-        families = {slots.family: _part(keys, values, b, batch.key_slots(b), batch.first_key(b))}
-        if slots.compressed_family is not None:
-            families[slots.compressed_family] = _part(keys, values, b, slice(batch.keys, slots.keys), 0)
-        read[handles[b]] = families
-    return read
-
-
-def _part(keys: Borrowed, values: Borrowed | None, b: int, held: Any, first: int) -> SeenKV:
-    """The rows in some key slots of batch place b."""
-    return SeenKV(
-        Borrowed(keys.data[b][:, held], keys.dtype),
-        None if values is None else Borrowed(values.data[b][:, held], values.dtype),
-        first,
-    )
 
 
 def _conventions(owned: Owned, dtype: DType) -> Conventions:

@@ -1,19 +1,19 @@
 """What the calls of one forward have in common: slots, mask and arguments, read once for all like layers."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from tracekit.engines.torch_bits import torch_kind
-from tracekit.engines.transformers_backend import IDENTITY
 from tracekit.engines.transformers_families import Slots, compresses, key_slots
+from tracekit.engines.transformers_kernel import EAGER, SDPA, Arguments, Kernel
 from tracekit.engines.transformers_mask import MaskReading, read_mask
+from tracekit.engines.transformers_rows import Place, places
 from tracekit.engines.transformers_step import Forward
 from tracekit.errors import Unsupported
-from tracekit.model import ExecutedIdentity
 from tracekit.model.launch_plan import Scalar
-from tracekit.providers.transformers_identity import executed
 from tracekit.recorder.observation import check_dtypes
 
 _TENSORS = {"s_aux", "position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"}
@@ -25,107 +25,6 @@ _PLAIN = (int, float, str, torch.dtype, type(None))
 _KNOWN = _TENSORS | set(_BIASES)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """An attention function as the recorder knows it.
-
-    Args:
-        name: `sdpa`, `eager` or `tracekit`: the name in transformers' table.
-        own_scores: whether scores are held in the dtype of q (else in FP32).
-        own_probabilities: whether P meets V in the dtype of q (else in FP32).
-        portable: whether it is TKA-1, whose bits depend on nothing here.
-    """
-
-    name: str
-    own_scores: bool
-    own_probabilities: bool
-    portable: bool = False
-
-    def identity(self, device: str) -> ExecutedIdentity:
-        """What ran, when this kernel ran here."""
-        return IDENTITY if self.portable else executed(f"transformers.{self.name}", device)
-
-
-SDPA = Kernel("sdpa", own_scores=False, own_probabilities=True)
-"""torch's fused CPU kernel keeps scores in FP32 and casts P to the dtype of V for the second product."""
-EAGER = Kernel("eager", own_scores=True, own_probabilities=True)
-"""q @ k is a tensor of the model's dtype, and so is P before it meets V."""
-
-
-TKA1 = Kernel("tracekit", own_scores=False, own_probabilities=False, portable=True)
-"""TKA-1, served by `transformers_backend`."""
-
-
-class Layout(NamedTuple):
-    """How a tensor lies: what a description says of Q besides its bits.
-
-    Args:
-        dtype: of its elements.
-        shape: `[B, H, S, D]`.
-        strides: in elements.
-        device: `cpu`, `cuda`.
-        grad: whether it has a gradient.
-    """
-
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-    device: str
-    grad: bool
-
-
-class Arguments(NamedTuple):
-    """A call of an attention function without the bits of Q and O.
-
-    Args:
-        module: the attention module.
-        q: how it lies.
-        k: `[B, Hkv, T, D]`.
-        v: `[B, Hkv, T, Dv]`.
-        mask: as passed.
-        kwargs: as passed.
-        out: dtype of O.
-    """
-
-    module: Any
-    q: Layout
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None
-    kwargs: dict[str, Any]
-    out: torch.dtype
-
-
-class KernelCall(NamedTuple):
-    """The arguments and the answer of one attention function call.
-
-    Args:
-        module: the attention module.
-        q: `[B, H, S, D]`.
-        k: `[B, Hkv, T, D]`.
-        v: `[B, Hkv, T, Dv]`.
-        mask: as passed.
-        kwargs: as passed.
-        out: `[B, S, H, Dv]`.
-        lse: `[B, S, H]` FP32 where the kernel gave one.
-    """
-
-    module: Any
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None
-    kwargs: dict[str, Any]
-    out: torch.Tensor
-    lse: torch.Tensor | None = None
-
-    def arguments(self) -> Arguments:
-        """Return what does not hold Q and O alive."""
-        q = self.q
-        layout = Layout(q.dtype, q.shape, q.stride(), q.device.type, q.requires_grad)
-        return Arguments(self.module, layout, self.k, self.v, self.mask, self.kwargs, self.out.dtype)
-
-
 @dataclass(frozen=True, eq=False)
 class Common:
     """What holds for every call of a forward that is alike but for the bits of its tensors.
@@ -133,26 +32,35 @@ class Common:
     Args:
         kernel: what ran.
         slots: what the key slots held.
-        reading: what the mask said.
+        given: what the mask said; None where there was none and no padding, so that nothing can be refused.
+        causal: what the kernel does without a mask.
         scalars: of the launch plan.
         scaling: as passed.
         window: the sliding window, as passed.
         device: where it ran.
         implementation: the attention that the model was set to.
         threads: of torch.
+        places: where the rows of each request stand; None where each launch is looked at by itself.
         seen: the objects whose ids stand for them, which keeps the ids theirs.
     """
 
     kernel: Kernel
     slots: Slots
-    reading: MaskReading
+    given: MaskReading | None
+    causal: bool
     scalars: dict[str, Scalar]
     scaling: float | None
     window: int | None
     device: str
     implementation: str
     threads: int
+    places: list[Place] | None
     seen: object
+
+    @cached_property
+    def reading(self) -> MaskReading:
+        """What each row read; made when the engine has finished, where it can wait."""
+        return self.given or read_mask(None, self.slots, self.causal)
 
 
 def common(kernel: Kernel, call: Arguments, forward: Forward) -> Common:
@@ -166,9 +74,9 @@ def common(kernel: Kernel, call: Arguments, forward: Forward) -> Common:
         kinds = {"q": call.q.dtype, "keys": call.k.dtype, "values": call.v.dtype, "out": call.out}
         check_dtypes(int(call.module.layer_idx), {name: torch_kind(kind) for name, kind in kinds.items()})
     key = _key(kernel, call)
-    if key not in forward.derived:
-        forward.derived[key] = _read(kernel, call, forward)
-    found: Common = forward.derived[key]
+    found: Common | None = forward.derived.get(key)
+    if found is None:
+        found = forward.derived[key] = _read(kernel, call, forward)
     return found
 
 
@@ -197,17 +105,20 @@ def _read(kernel: Kernel, call: Arguments, forward: Forward) -> Common:
             "cross-attention is not recorded.",
             rule="T-QUERY",
         )
-    slots = _slots(call, forward)
+    slots, causal = _slots(call, forward), _causal(kernel, call)
+    waits = call.mask is None and slots.batch.full
     return Common(
         kernel,
         slots,
-        _reading(kernel, call, forward, slots),
+        None if waits else _reading(call, forward, slots, causal),
+        causal,
         _scalars(call, slots),
         call.kwargs.get("scaling"),
         call.kwargs.get("sliding_window"),
         call.q.device,
         forward.implementation,
         torch.get_num_threads(),
+        places(call, slots, forward.handles),
         (call.mask, call.kwargs),
     )
 
@@ -228,9 +139,8 @@ def _slots(call: Arguments, forward: Forward) -> Slots:
     return slots
 
 
-def _reading(kernel: Kernel, call: Arguments, forward: Forward, slots: Slots) -> MaskReading:
+def _reading(call: Arguments, forward: Forward, slots: Slots, causal: bool) -> MaskReading:
     """What the mask says, read once for all layers that get the same one."""
-    causal = _causal(kernel, call)
     key = (id(call.mask), slots.keys, slots.family, slots.compressed_family, causal)
     if key not in forward.derived:
         # The mask is kept with its reading, so that its id stays its own for the rest of the forward.
@@ -304,18 +214,18 @@ def _value_layout(tensor: torch.Tensor) -> dict[str, Scalar]:
     return {"v_layout": "bshd", "v_row": row, "v_skip": skip}
 
 
-def _layout(shape: torch.Size, strides: tuple[int, ...]) -> str:
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
     """The order of the axes in memory, slowest first; `other` strides are not recorded."""
     if _in_order(shape, strides, (0, 1, 2, 3)):
         return "bhsd"
     return "bshd" if _in_order(shape, strides, (0, 2, 1, 3)) else "other"
 
 
-def _in_order(shape: torch.Size, strides: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+def _in_order(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...]) -> bool:
     """Whether elements lie without gaps, the last of the axes fastest; axes of one element lie anywhere."""
     behind = 1
     for axis in reversed(axes):
         if shape[axis] != 1 and strides[axis] != behind:
-            return not shape.numel()
+            return 0 in shape
         behind *= shape[axis]
     return True

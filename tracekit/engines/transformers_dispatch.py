@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from tracekit.engines import transformers_backend
-from tracekit.engines.transformers_common import TKA1, Kernel, KernelCall
+from tracekit.engines.transformers_kernel import TKA1, Kernel, KernelCall
 from tracekit.engines.transformers_points import Attention, own_eager
 
 

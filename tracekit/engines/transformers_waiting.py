@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tracekit.engines.torch_bits import Copied, own
-from tracekit.engines.transformers_common import Arguments, Kernel, KernelCall
+from tracekit.engines.transformers_kernel import Arguments, Kernel, KernelCall, Layout
 from tracekit.engines.transformers_step import Forward
 from tracekit.errors import Unsupported
 from tracekit.recorder.arena import Arena
@@ -46,21 +46,25 @@ class Waiting(NamedTuple):
 
     Args:
         kernel: what ran.
-        call: its arguments.
-        copies: of its Q and outputs.
+        module: the attention module, and further arguments as those of `Arguments`.
+        copies: of its Q and outputs; they say how Q lay.
         versions: how often torch had changed keys, values and mask in place when it ran.
     """
 
     kernel: Kernel
-    call: Arguments
+    module: Any
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    kwargs: dict[str, Any]
     copies: Copies
     versions: tuple[int, ...]
 
     @classmethod
     def of(cls, kernel: Kernel, call: KernelCall, arena: Arena) -> "Waiting":
         """Let a launch wait that `may_wait`: what the engine goes on with is copied now."""
-        versions = _versions(call.k, call.v, call.mask)
-        return cls(kernel, call.arguments(), Copies.of(call, arena), versions)
+        module, _, k, v, mask, kwargs, _, _ = call
+        return cls(kernel, module, k, v, mask, kwargs, Copies.of(call, arena), _versions(k, v, mask))
 
     def checked(self) -> Arguments:
         """Return the arguments, which are still those of the launch.
@@ -68,14 +72,16 @@ class Waiting(NamedTuple):
         Raises:
             Unsupported: `T-WRITTEN` when they were written to since then.
         """
-        if _versions(self.call.k, self.call.v, self.call.mask) != self.versions:
+        _, module, k, v, mask, kwargs, (q, out, _), versions = self
+        if _versions(k, v, mask) != versions:
             raise Unsupported(
                 "its keys or values were written to between its launch and the end of its forward, or its "
                 "mask was; the call is not kept. Let a cache write them before the attention function, as "
                 "DynamicCache does.",
                 rule="T-WRITTEN",
             )
-        return self.call
+        layout = Layout(q.dtype, q.shape, q.strides, "cpu", grad=False)  # as `may_wait` has seen to
+        return Arguments(module, layout, k, v, mask, kwargs, out.dtype)
 
 
 def may_wait(call: KernelCall, forward: Forward) -> bool:

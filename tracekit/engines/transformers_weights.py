@@ -31,7 +31,7 @@ class Weights:
 
     def changed(self) -> bool:
         """Whether they changed since the last time that this was asked."""
-        if _values(self._branches) != self._children:
+        if self._branches.values() != self._children:
             self._walk()
         before, self._mark = self._mark, self._look()
         return before != self._mark
@@ -42,16 +42,16 @@ class Weights:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return them as they are now; also while the model itself goes."""
-        stored = (table.get(name) for table, name in self._stored)
-        return [tensor for tensor in (*_values(self._leaves), *stored) if tensor is not None]
+        stored = [table.get(name) for table, name in self._stored]
+        return [tensor for tensor in (*self._leaves.values(), *stored) if tensor is not None]
 
     def _walk(self) -> None:
         model = self._model()
         assert model is not None
         modules = list(model.modules())
-        self._branches = [module._modules for module in modules]
-        self._children = _values(self._branches)
-        self._leaves = [module._parameters for module in modules]
+        self._branches = _Tables([module._modules for module in modules])
+        self._children = self._branches.values()
+        self._leaves = _Tables([module._parameters for module in modules])
         self._stored = [
             (module._buffers, name)
             for module in modules
@@ -67,5 +67,15 @@ class Weights:
             return [*places, *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
 
 
-def _values(tables: list[dict[str, Any]]) -> list[Any]:
-    return list(chain.from_iterable(map(dict.values, tables)))
+class _Tables:
+    """The tables of all modules of one kind. Most are empty and stay so, which is faster to ask."""
+
+    def __init__(self, tables: list[dict[str, Any]]) -> None:
+        self._all = tables
+        self._full = [table for table in tables if table]
+        self._empty = [table for table in tables if not table]
+
+    def values(self) -> list[Any]:
+        """Return what is in them."""
+        tables = self._all if any(self._empty) else self._full
+        return list(chain.from_iterable(map(dict.values, tables)))

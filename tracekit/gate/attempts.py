@@ -4,7 +4,6 @@ A retry is held to what the failed launch was: the same pages, the same bytes. W
 rows up instead (a preemption, a rollback, new weights), what was attempted is forgotten.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracekit.gate.launch import Extent
@@ -36,46 +35,55 @@ class Attempt:
     pages: dict[KVFamily, Pages | None]
     prints: Prints
 
-
-_NOTHING: Mapping[tuple[str, int], Attempt] = {}
+    @property
+    def rows(self) -> tuple[int, int]:
+        """`first` and `end`."""
+        return self.first, self.end
 
 
 class Attempts:
     """The failed launches that nothing followed yet."""
 
-    def __init__(self, held: Mapping[tuple[str, int], Attempt] = _NOTHING) -> None:
-        self._held = dict(held)
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], tuple[Attempt, ...]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._held)
-
-    def copy(self) -> "Attempts":
-        """Return the same attempts, which later ones are not added to."""
-        return Attempts(self._held)
 
     def of(self, request: str) -> bool:
         """Whether a launch of a request failed."""
         return any(name == request for name, _ in self._held)
 
+    def copy(self) -> "Attempts":
+        """Return them as they are now, to be taken back to."""
+        copy = Attempts()
+        copy._held = dict(self._held)
+        return copy
+
+    def keep(self, before: "Attempts") -> None:
+        """Take back what was forgotten since `copy`: the events that gave it up are taken back."""
+        for key, attempts in before._held.items():
+            here = self._held.get(key, ())
+            there = {held.rows for held in here}
+            self._held[key] = (*(held for held in attempts if held.rows not in there), *here)
+
     def add(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
-        """Remember a launch that failed, beside what failed before it: a shorter retry frees no rows."""
+        """Remember a launch that failed."""
         prints = inputs(call, spans)
         for span in event.spans:
             mine = {place: value for place, value in prints.items() if place.request == span.request}
             pages = {read.family: read.pages for read in span.reads}
-            first, end = span.first, span.end
-            older = self._held.get((span.request, event.layer))
-            if older is not None:
-                mine = {**mine, **older.prints}
-                if older.end >= end:
-                    pages = older.pages
-                first, end = min(first, older.first), max(end, older.end)
-            self._held[span.request, event.layer] = Attempt(first, end, pages, mine)
+            key = span.request, event.layer
+            others = (held for held in self._held.get(key, ()) if held.rows != (span.first, span.end))
+            self._held[key] = (*others, Attempt(span.first, span.end, pages, mine))
 
     def succeeded(self, event: Attend) -> None:
-        """Forget what a launch has made good."""
+        """Forget what a launch has made good; of a launch that it cuts short, the rest is still awaited."""
         for span in event.spans:
-            self._held.pop((span.request, event.layer), None)
+            key = span.request, event.layer
+            left = tuple(held for held in self._held.pop(key, ()) if held.end > span.end)
+            if left:
+                self._held[key] = left
 
     def forget(self, event: Event) -> None:
         """Forget what an event gives up."""
@@ -91,7 +99,7 @@ class Attempts:
             self._held = {key: held for key, held in self._held.items() if key[0] != event.request}
 
     def check(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
-        """Hold a launch to the failed one that it repeats, in the rows that both have.
+        """Hold a launch to the failed ones that it repeats, in the rows that both have.
 
         Raises:
             GateRefused: `G-RETRY-SLOTS`, `G-RETRY-BYTES`.
@@ -99,28 +107,30 @@ class Attempts:
         tried = [
             (span, held)
             for span in event.spans
-            if (held := self._held.get((span.request, event.layer))) is not None
+            for held in self._held.get((span.request, event.layer), ())
+            if held.first < span.end and span.first < held.end
         ]
         if not tried:
             return
         prints = inputs(call, spans)
         for span, held in tried:
-            end = min(span.end, held.end)
+            first, end = max(span.first, held.first), min(span.end, held.end)
             for read in span.reads:
                 mine = (
-                    _slots(pages, read.family, span.first, end)
+                    _slots(pages, read.family, first, end)
                     for pages in (held.pages.get(read.family), read.pages)
                 )
                 if len(set(mine)) > 1:
                     where = {"request": span.request, "layer": event.layer, "family": read.family.value}
-                    refuse("G-RETRY-SLOTS", "the failed launch wrote elsewhere", **where, position=span.first)
+                    refuse("G-RETRY-SLOTS", "the failed launch wrote elsewhere", **where, position=first)
             for place in differing(held.prints, prints):
                 refuse("G-RETRY-BYTES", "other bytes than in the launch that failed", **place.fields)
 
 
-def _void(event: ResetCache, layer: int, held: Attempt) -> bool:
-    """Whether a reset of the cache takes the rows of an attempt."""
-    return event.layer in (None, layer) and (event.family is None or event.family in held.pages)
+def _void(event: ResetCache, layer: int, held: tuple[Attempt, ...]) -> bool:
+    """Whether a reset of the cache takes the rows of some attempts."""
+    families = {family for attempt in held for family in attempt.pages}
+    return event.layer in (None, layer) and (event.family is None or event.family in families)
 
 
 def _slots(pages: Pages | None, family: KVFamily, first: int, end: int) -> tuple[int, tuple[int, ...]] | None:

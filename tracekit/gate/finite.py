@@ -10,17 +10,18 @@ _INFINITY = {DType.BFLOAT16: (0x7F80, 0xFF80), DType.FLOAT16: (0x7C00, 0xFC00)}
 """The patterns of +inf and -inf: as signed numbers NaNs and infinities above zero are the largest, as
 unsigned ones those below zero are. Two maxima need no memory, a mask would."""
 
-# What `array.max()` and `array.all()` call in the end; on the small answers of a decode the way there costs
-# as much again.
-_max, _all = np.maximum.reduce, np.logical_and.reduce
-_FLOAT32, _INT16 = DType.FLOAT32, np.dtype(np.int16)
+_max = np.maximum.reduce
+"""What `array.max()` calls in the end; on the small answers of a decode the way there costs as much again."""
+_FLOAT32 = DType.FLOAT32
+_INT16 = np.dtype(np.int16)
 
 
 def finite(bits: Bits) -> bool:
     """Whether no element is a NaN or an infinity."""
     data, dtype = bits.data, bits.dtype
     if dtype is _FLOAT32:
-        return bool(_all(np.isfinite(data.view(np.float32)), axis=None))
+        # A search of bytes takes half of what `all` does; each of them is one element.
+        return b"\0" not in np.isfinite(data.view(np.float32)).tobytes()
     if dtype not in _INFINITY:
         return bool(np.isfinite(bits.to_float32()).all())
     above, below = _INFINITY[dtype]

@@ -148,8 +148,8 @@ class RequestGate:
     def transaction(self) -> Iterator[None]:
         """All layers of a pass, or none: where the block raises, the ledger is what it was before it.
 
-        The launches that ran in it count as failed: a retry must write the same slots and the same bytes.
-        Those that had failed before it do so still, whatever the block made good or gave up.
+        The launches that ran in it count as failed: a retry must write the same slots and the same bytes. So
+        do those that had failed before it, whatever was told in it.
 
         Raises:
             UsageError: `G-NESTED`, transactions do not nest.
@@ -157,12 +157,13 @@ class RequestGate:
         if self._open is not None:
             raise UsageError("a transaction of the gate is open already; end it first.", rule="G-NESTED")
         ledger, known = self._ledger, None if self._known is None else dict(self._known)
-        attempts = self._attempts.copy()
+        failed = self._attempts.copy()
         self._open = []
         try:
             yield
         except BaseException:
-            self._ledger, self._known, self._attempts = ledger, known, attempts
+            self._ledger, self._known = ledger, known
+            self._attempts.keep(failed)
             for event, call, spans in self._open:
                 self._attempts.add(event, call, spans)
             raise

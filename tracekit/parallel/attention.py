@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.canonical.owners import Owner, check_owners
-from tracekit.model import Array, DType
+from tracekit.model import TKA1_REDUCTION, Array, DType, ReductionSpec
 from tracekit.parallel.world import World
 from tracekit.providers import tka1
 
@@ -67,11 +67,15 @@ class Executed:
         merged: owner -> the token ranges of the leaves whose nodes this rank merged, ascending.
         outputs: the answer.
         parts: the nodes of all owners, of the rows of this rank.
+        reduction: how they became the answer, told by what merged them.
+        dtype: of queries, keys, values and O.
     """
 
     merged: dict[int, tuple[Range, ...]]
     outputs: tka1.Outputs
     parts: dict[tka1.Run, tka1.Partials]
+    reduction: ReductionSpec
+    dtype: DType
 
     def rows(self) -> tka1.Partials:
         """Return the merged rows before S10, for the backward."""
@@ -104,13 +108,13 @@ def launch(queries: Queries, held: Held, shape: Shape) -> tka1.Inputs:
 NODE = (("acc", (3, np.uint32)), ("l", (2, np.uint32)), ("m", (2, np.int32)))
 """The arrays of a partial state, their axes and dtypes (docs/tka1.md, S14)."""
 
-Merge = Callable[[dict[tka1.Run, tka1.Partials], DType], tka1.Outputs]
-"""How the nodes of all owners become an answer."""
+Merge = Callable[[dict[tka1.Run, tka1.Partials], DType], tuple[tka1.Outputs, ReductionSpec]]
+"""How the nodes of all owners become an answer; it says itself what it did."""
 
 
-def merged_by_tree(parts: dict[tka1.Run, tka1.Partials], dtype: DType) -> tka1.Outputs:
+def merged_by_tree(parts: dict[tka1.Run, tka1.Partials], dtype: DType) -> tuple[tka1.Outputs, ReductionSpec]:
     """Merge as TKA-1 does: in the order of the leaves, in FP32, in the aligned tree, with one downcast."""
-    return tka1.merge(parts, None, dtype)
+    return tka1.merge(parts, None, dtype), TKA1_REDUCTION
 
 
 def attend(
@@ -154,7 +158,8 @@ def attend(
         for run, *node in zip(runs[owner], *sent, strict=True):
             parts[run] = tka1.Partials(*(part[mine] for part in node))
         merged[owner] = leaves(runs[owner], [(int(start), int(stop)) for start, stop in reached[owner]])
-    return Executed(merged, merge(parts, shape.dtype), parts)
+    outputs, reduction = merge(parts, shape.dtype)
+    return Executed(merged, outputs, parts, reduction, shape.dtype)
 
 
 def runs_of(owners: Sequence[Owner]) -> list[list[tka1.Run]]:

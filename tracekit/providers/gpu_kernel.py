@@ -114,14 +114,19 @@ def load(provider: type[GpuKernel], target: str, arguments: tuple[str, ...]) -> 
         found = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, OSError) as error:
+    except Exception as error:  # a library built for another torch or driver fails on import in its own way
+        said = " ".join(str(error).split())[:300]
         raise Unavailable(
-            f"{provider.id} needs {module}: {error}. Install {provider.distribution} for this device.",
+            f"{provider.id} needs {module}: {said}. Install {provider.distribution} for this device.",
             rule="P-LIBRARY",
             provider=provider.id,
         ) from error
     function: Callable[..., Any] = found  # type: ignore[assignment]
-    lacking = [one for one in arguments if one not in inspect.signature(function).parameters]
+    try:
+        parameters = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # it is compiled and does not say what it takes
+        parameters = set()
+    lacking = [one for one in arguments if one not in parameters]
     if lacking:
         raise Unavailable(
             f"{target} of {provider.distribution} {_version(provider.distribution)} has no argument "

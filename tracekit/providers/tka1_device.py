@@ -7,6 +7,7 @@ bytes are known, and compared when they are asked for.
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -109,12 +110,18 @@ class DeviceLaunch:
         self.arena[: self._inputs_end].copy_(torch.from_numpy(mirror))
 
     def enqueue(self) -> None:
-        """Launch both kernels on torch's current stream; nothing here waits or allocates."""
+        """Launch both kernels on torch's current stream of the device; nothing here waits or allocates.
+
+        The driver launches on the device that is current in this thread, whichever memory the arguments name,
+        so the device of the memory is made current.
+        """
         assert self.block is not None, "nothing is loaded"
-        cuda = self.arena.device.type == "cuda"
-        stream = torch.cuda.current_stream(self.arena.device).cuda_stream if cuda else 0
-        for name, grid in self.cut.kernels:
-            self.launcher.launch(name, grid, THREADS, self.block, stream)
+        device = self.arena.device
+        cuda = device.type == "cuda"
+        with torch.cuda.device(device) if cuda else nullcontext():
+            stream = torch.cuda.current_stream(device).cuda_stream if cuda else 0
+            for name, grid in self.cut.kernels:
+                self.launcher.launch(name, grid, THREADS, self.block, stream)
 
     def poison(self, fill: Fill) -> None:
         """Fill the outputs, the workspace and the gaps between them."""

@@ -5,7 +5,8 @@ the definition, and a failed self-test makes every claim inconclusive (docs/tka1
 identity is that of `tka1`, because the bits are: `recorded` on a trace of `tka1` compares device and CPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -43,7 +44,6 @@ class Device:
     def __init__(self, vendor: Vendor) -> None:
         self.vendor: Vendor = vendor
         self.arch, self.name, self.index = _torch_device(vendor)
-        _make_current(self.torch_name)
         self.driver: Driver = open_driver(vendor)
         self.compiler: Compiler = open_compiler(_COMPILERS[vendor])
         self._code: dict[DType, Code] = {}
@@ -56,7 +56,9 @@ class Device:
     def code(self, dtype: DType) -> Code:
         """Return the kernels for a dtype, compiled at first use and kept (`runtime_compiler`)."""
         if dtype not in self._code:
-            self._code[dtype] = self.driver.load(self.compiler.code(self.arch, DTYPES.index(dtype)))
+            code = self.compiler.code(self.arch, DTYPES.index(dtype))
+            with _current(self.torch_name):
+                self._code[dtype] = self.driver.load(code)
         return self._code[dtype]
 
     def launch(
@@ -179,11 +181,14 @@ def tensors(out: Outputs, dtype: DType) -> Tensors:
     return Tensors(Bits(out.out, dtype), Bits(out.lse, DType.FLOAT32))
 
 
-def _make_current(name: str) -> None:
-    """Let the driver find the device of this thread: torch makes it current when it first uses it."""
+@contextmanager
+def _current(name: str) -> Iterator[None]:
+    """Let the driver find a device in this thread: torch makes it current when it first uses it there."""
     import torch
 
-    torch.zeros(1, device=name)
+    with torch.cuda.device(name):
+        torch.zeros(1, device=name)
+        yield
 
 
 def _torch_device(vendor: Vendor) -> tuple[str, str, int]:

@@ -20,6 +20,18 @@ def from_torch(tensor: torch.Tensor, name: str) -> tuple[Array, DType]:
     Raises:
         Unsupported: `T-DTYPE` for a dtype that a trace cannot hold.
     """
+    dtype = logical_dtype(tensor, name)
+    held = tensor if tensor.is_cpu and not tensor.requires_grad else tensor.detach().cpu()
+    array: Array = held.view(_DTYPES[tensor.dtype][1]).numpy()
+    return array, dtype
+
+
+def logical_dtype(tensor: torch.Tensor, name: str) -> DType:
+    """Return what the elements of a tensor are.
+
+    Raises:
+        Unsupported: `T-DTYPE` for a dtype that a trace cannot hold.
+    """
     if tensor.dtype not in _DTYPES:
         raise Unsupported(
             f"{name} is {tensor.dtype}; attention is recorded in bfloat16, float16 or float32.",
@@ -27,10 +39,7 @@ def from_torch(tensor: torch.Tensor, name: str) -> tuple[Array, DType]:
             tensor=name,
             dtype=str(tensor.dtype),
         )
-    dtype, words = _DTYPES[tensor.dtype]
-    held = tensor if tensor.is_cpu and not tensor.requires_grad else tensor.detach().cpu()
-    array: Array = held.view(words).numpy()
-    return array, dtype
+    return _DTYPES[tensor.dtype][0]
 
 
 def to_torch(bits: Bits) -> torch.Tensor:

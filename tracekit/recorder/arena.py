@@ -4,12 +4,12 @@ Small buffers that are kept for good would take the place of those that the engi
 the engine would then pay for new memory.
 """
 
-import ctypes
 import math
 
 import numpy as np
 
 from tracekit.model import Array
+from tracekit.recorder.libc import memmove
 from tracekit.recorder.spare import BLOCK, Spare
 
 _WORTH = 8 << 20
@@ -30,7 +30,7 @@ class Arena:
     def copy(self, address: int, size: int) -> Array:
         """Return a copy of bytes that lie at an address of this process, uint8 `[size]`."""
         start = self._take(size)
-        ctypes.memmove(self._address + start, address, size)
+        memmove(self._address + start, address, size)
         return self._block[start : start + size]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -10,7 +10,7 @@ from tracekit.errors import Unsupported
 from tracekit.model import KVFamily
 from tracekit.recorder.arena import Arena
 from tracekit.recorder.kv_log import Extent, KVLog, RowChanged
-from tracekit.recorder.observation import Handle, IndexerObservation, Observation, SeenKV
+from tracekit.recorder.observation import Handle, IndexerObservation, Observation, ReadKV, SeenKV
 from tracekit.recorder.requests import Lost, RequestTable
 
 Describe = Callable[[], Observation | IndexerObservation]
@@ -36,7 +36,7 @@ class Following:
         self,
         step: int,
         layer: int,
-        kv: Mapping[Handle, Mapping[KVFamily, SeenKV]],
+        kv: Mapping[Handle, Mapping[KVFamily, SeenKV | ReadKV]],
         describe: Describe,
     ) -> dict[Handle, dict[KVFamily, Extent]]:
         """Log the KV rows of a launch.
@@ -55,7 +55,12 @@ class Following:
         }
 
     def _request(
-        self, step: int, layer: int, handle: Handle, families: Mapping[KVFamily, SeenKV], describe: Describe
+        self,
+        step: int,
+        layer: int,
+        handle: Handle,
+        families: Mapping[KVFamily, SeenKV | ReadKV],
+        describe: Describe,
     ) -> dict[KVFamily, Extent]:
         request = self._requests[handle]
         generation = max(rows.generation for rows in families.values())

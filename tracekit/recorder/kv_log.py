@@ -6,19 +6,16 @@ are refused, unless the engine says that it wrote them anew (a higher `generatio
 They never replace what an earlier call has seen.
 """
 
-import ctypes
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tracekit.model import Array, Bits, DType, KVRows
 from tracekit.recorder.arena import Arena
-from tracekit.recorder.observation import SeenKV
+from tracekit.recorder.observation import ReadKV, SeenKV
+from tracekit.recorder.strip import Strip, address_of
 
 _START = 64
-
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class RowChanged(Exception):
@@ -42,45 +39,55 @@ class _Log:
     rows: KVRows | None = None
 
     def __post_init__(self) -> None:
-        self.addresses = [_address(buffer) for buffer in self.buffers]
+        self.addresses = [address_of(buffer) for buffer in self.buffers]
 
-    def continued_by(self, rows: SeenKV, parts: list[Array]) -> bool:
+    def continued_by(self, rows: SeenKV | ReadKV, strips: tuple[Strip, ...]) -> bool:
         """Whether rows may be these and the next ones, by all but their bits."""
         buffers = self.buffers
-        if rows.generation > self.generation or rows.keys.dtype is not self.dtype:
+        if rows.generation > self.generation or len(buffers) != len(strips):
             return False
-        if not self.first <= rows.first <= self.end or len(buffers) != len(parts):
+        if not self.first <= rows.first <= self.end:
             return False
         # No generator here and below: each call of a recording passes, and there are two parts at most.
-        for buffer, part in zip(buffers, parts, strict=True):
-            if buffer.shape[0] != part.shape[0] or buffer.shape[2] != part.shape[2]:
+        for buffer, strip in zip(buffers, strips, strict=True):
+            heads, _, width = buffer.shape
+            if strip.dtype is not self.dtype or (heads, width * buffer.itemsize) != (
+                strip.heads,
+                strip.width,
+            ):
                 return False
         return True
 
-    def holds(self, parts: list[Array], first: int, count: int) -> bool:
-        """Whether the first `count` rows of `parts` are those from `first` on, in bits."""
+    def holds(self, strips: tuple[Strip, ...], first: int, count: int) -> bool:
+        """Whether the first `count` rows of `strips` are those from `first` on, in bits."""
         skip = first - self.first
-        for buffer, address, part in zip(self.buffers, self.addresses, parts, strict=True):
-            if not _same(buffer, address, skip, count, part):
+        for buffer, address, strip in zip(self.buffers, self.addresses, strips, strict=True):
+            if not strip.same(address + skip * strip.width, buffer.strides[0], count):
                 return False
         return True
 
-    def window(self, lo: int, hi: int) -> list[Array]:
-        """Rows `lo .. hi - 1` of each buffer."""
-        return [buffer[:, lo - self.first : hi - self.first] for buffer in self.buffers]
+    def first_change(self, strips: tuple[Strip, ...], first: int, count: int) -> int:
+        """The first row of those of which `holds` said no."""
+        ours = [buffer[:, first - self.first : first - self.first + count] for buffer in self.buffers]
+        theirs = [strip.array()[:, :count].view(self.dtype.container) for strip in strips]
+        found = [np.flatnonzero((a != b).any(axis=(0, 2))) for a, b in zip(ours, theirs, strict=True)]
+        return first + int(min(rows[0] for rows in found if rows.size))
 
-    def append(self, parts: list[Array]) -> None:
-        count = parts[0].shape[1]
+    def append(self, strips: tuple[Strip, ...], skip: int) -> None:
+        """Take over all rows but the first `skip`."""
+        count = strips[0].rows - skip
         used = self.end - self.first
         if used + count > self.buffers[0].shape[1]:
-            capacity = max(2 * self.buffers[0].shape[1], used + count)
-            for i, old in enumerate(self.buffers):
-                grown = self.arena.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
-                grown[:, :used] = old[:, :used]
-                self.buffers[i], self.addresses[i] = grown, _address(grown)
-        for buffer, part in zip(self.buffers, parts, strict=True):
-            buffer[:, used : used + count] = part
+            self._grow(used, max(2 * self.buffers[0].shape[1], used + count))
+        for buffer, address, strip in zip(self.buffers, self.addresses, strips, strict=True):
+            strip.copy(address + used * strip.width, buffer.strides[0], skip)
         self.end += count
+
+    def _grow(self, used: int, capacity: int) -> None:
+        for i, old in enumerate(self.buffers):
+            grown = self.arena.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
+            grown[:, :used] = old[:, :used]
+            self.buffers[i], self.addresses[i] = grown, address_of(grown)
 
     def freeze(self) -> KVRows:
         """The whole log as rows `[N, Hkv, D]`; made once, after the engine has finished."""
@@ -122,7 +129,7 @@ class KVLog:
     stored: int = 0
     _logs: list[_Log] = field(default_factory=list)
 
-    def observe(self, rows: SeenKV) -> Extent:
+    def observe(self, rows: SeenKV | ReadKV) -> Extent:
         """Take note of the rows that a call consumed.
 
         Args:
@@ -132,66 +139,33 @@ class KVLog:
             RowChanged: a row is not what it was when it was last read in the same generation; the log
                 stays as it was.
         """
-        parts, first, end = rows.parts, rows.first, rows.end
+        strips, first, end = rows.strips, rows.first, rows.end
         if self._logs:
             log = self._logs[-1]
-            if log.continued_by(rows, parts):
+            if log.continued_by(rows, strips):
                 held = min(end, log.end) - first
-                if not log.holds(parts, first, held):
-                    ours, theirs = log.window(first, first + held), [part[:, :held] for part in parts]
-                    raise RowChanged(first + _first_difference(ours, theirs))
+                if not log.holds(strips, first, held):
+                    raise RowChanged(log.first_change(strips, first, held))
                 if end > log.end:
-                    self._append(log, [part[:, held:] for part in parts])
+                    self._append(log, strips, held)
                 return Extent(log, first, end)
-        shapes = [(p.shape[0], max(_START, p.shape[1]), p.shape[2]) for p in parts]
         log = _Log(
-            rows.first,
-            rows.first,
+            first,
+            first,
             max(self._logs[-1].generation if self._logs else 0, rows.generation),
-            rows.keys.dtype,
-            [self.arena.empty(shape, part.dtype) for shape, part in zip(shapes, parts, strict=True)],
+            strips[0].dtype,
+            [self._room(strip) for strip in strips],
             self.arena,
         )
-        self._append(log, parts)
+        self._append(log, strips, 0)
         self._logs.append(log)
-        return Extent(log, rows.first, rows.end)
+        return Extent(log, first, end)
 
-    def _append(self, log: _Log, parts: list[Array]) -> None:
-        log.append(parts)
-        self.stored += sum(part.nbytes for part in parts)
+    def _room(self, strip: Strip) -> Array:
+        kind = strip.dtype.container
+        return self.arena.empty((strip.heads, max(_START, strip.rows), strip.width // kind.itemsize), kind)
 
-
-def _same(ours: Array, address: int, skip: int, count: int, part: Array) -> bool:
-    """Compare the bytes of rows `skip .. skip + count - 1` of a buffer with the first rows of a part.
-
-    Where the rows of a head lie one behind the other in the part too, in one run a head: the fastest way to
-    read them, and most of what a decode step pays.
-    """
-    row = part.shape[2] * part.itemsize
-    between, *inner = part.strides
-    if inner != [row, part.itemsize]:
-        return _equal(ours[:, skip : skip + count], part[:, :count])
-    mine, theirs, run, step = address + skip * row, _address(part), count * row, ours.strides[0]
-    for _ in range(part.shape[0]):
-        if _memcmp(mine, theirs, run):
-            return False
-        mine, theirs = mine + step, theirs + between
-    return True
-
-
-def _equal(a: Array, b: Array) -> bool:
-    """Compare the bytes of two `[Hkv, N, D]`, in words of 8 where both allow it."""
-    size = a.itemsize
-    if a.size and a.shape[-1] * size % 8 == 0 and a.strides[-1] == b.strides[-1] == size:
-        a, b = a.view(np.uint64), b.view(np.uint64)
-    return bool((a == b).all())
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _first_difference(ours: list[Array], theirs: list[Array]) -> int:
-    rows = [np.flatnonzero((a != b).any(axis=(0, 2))) for a, b in zip(ours, theirs, strict=True)]
-    return int(min(r[0] for r in rows if r.size))
+    def _append(self, log: _Log, strips: tuple[Strip, ...], skip: int) -> None:
+        log.append(strips, skip)
+        for strip in strips:
+            self.stored += strip.heads * strip.width * (strip.rows - skip)

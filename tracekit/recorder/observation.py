@@ -21,6 +21,7 @@ from tracekit.model import (
     Provenance,
     Selection,
 )
+from tracekit.recorder.strip import Strip
 
 Handle = int
 """A request as the session knows it while the engine runs; its key is known at the end only."""
@@ -49,14 +50,34 @@ class SeenKV(NamedTuple):
     generation: int = 0
 
     @property
-    def parts(self) -> list[Array]:
-        """Keys, and values where they are apart."""
-        return [self.keys.data] if self.values is None else [self.keys.data, self.values.data]
+    def strips(self) -> tuple[Strip, ...]:
+        """How the keys lie, and the values where they are apart."""
+        parts = [self.keys] if self.values is None else [self.keys, self.values]
+        return tuple(Strip.of(part.data, part.dtype) for part in parts)
 
     @property
     def end(self) -> int:
         """The logical index after the last row."""
         return self.first + int(self.keys.data.shape[1])
+
+
+class ReadKV(NamedTuple):
+    """KV rows as `SeenKV`, told by their addresses.
+
+    Args:
+        strips: keys, and values where they are apart.
+        first: logical index of row 0.
+        generation: write epoch, where the engine counts one.
+    """
+
+    strips: tuple[Strip, ...]
+    first: int = 0
+    generation: int = 0
+
+    @property
+    def end(self) -> int:
+        """The logical index after the last row."""
+        return self.first + self.strips[0].rows
 
 
 @dataclass(eq=False)
@@ -185,7 +206,7 @@ class Launch:
     """
 
     layer: int
-    kv: Mapping[Handle, Mapping[KVFamily, SeenKV]]
+    kv: Mapping[Handle, Mapping[KVFamily, SeenKV | ReadKV]]
     size: int
     describe: Callable[[], Observation]
 

@@ -14,13 +14,13 @@ from tracekit.compare import (
     diagnose,
     envelope,
 )
+from tracekit.compare.hollow import hollow, hollow_gradients
 from tracekit.errors import ProviderFailed, Unavailable, Unsupported, UsageError
 from tracekit.model import AttentionCall, Bits, Conventions, LseBase, Origin, Output
 from tracekit.providers.base import Capabilities, Launch
 from tracekit.providers.recorded_answer import RecordedAnswer
 from tracekit.relations.base import Expectation, Grounded, Relation, Rescheduled, subject_of
 from tracekit.replayer.gradients import compare_gradients
-from tracekit.replayer.hollow import hollow
 from tracekit.replayer.messages import Answered, Broken, gather
 from tracekit.replayer.tally import Tally
 from tracekit.replayer.worker import Worker
@@ -52,7 +52,7 @@ class Session:
     capabilities: Capabilities | None
     _bounds: dict[Roundings, Envelope] = field(default_factory=dict)
     _judged: Answered | None = None
-    _hollow: dict[int, tuple[Bits, str]] = field(default_factory=dict)
+    _hollow: dict[int, tuple[Bits | Answered, str]] = field(default_factory=dict)
 
     def visit(self, index: int, call: AttentionCall) -> None:
         """Judge one call under every claim that still stands.
@@ -164,7 +164,7 @@ class Session:
     ) -> None:
         assert self.worker is not None
         covered = np.zeros(call.num_rows, np.bool_)
-        if (wanted := expected.get("out")) is not None and (why := self._is_hollow(call, wanted)):
+        if why := self._is_hollow(call, expected, baseline):
             tally.missing = tally.missing or f"{why}, call {index}: equal bits of it prove nothing"
         before = tally.variants
         for name, answered in self.worker.variants(call, tally.relation, self.seed, self.threads):
@@ -266,11 +266,20 @@ class Session:
             for _, answered in variants
         )
 
-    def _is_hollow(self, call: AttentionCall, out: Bits) -> str:
+    def _is_hollow(
+        self, call: AttentionCall, expected: Mapping[str, Bits | None], baseline: Answered | None
+    ) -> str:
         """Asked once an answer, which is kept so that no other one gets its id."""
-        if id(out) not in self._hollow:
-            self._hollow[id(out)] = out, hollow(call, out)
-        return self._hollow[id(out)][1]
+        out, lse = expected.get("out"), expected.get("lse")
+        asked = out if baseline is None else baseline
+        if asked is None or out is None:
+            return ""
+        if id(asked) not in self._hollow:
+            why = hollow(call, out, lse)
+            if baseline is not None and not why:
+                why = hollow_gradients(call, baseline.d_q, baseline.d_kv, baseline.d_sink)
+            self._hollow[id(asked)] = asked, why
+        return self._hollow[id(asked)][1]
 
     def _bound(self, call: AttentionCall) -> Envelope:
         declared = call.conventions.score_dtype, call.conventions.probability_dtype

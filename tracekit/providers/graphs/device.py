@@ -4,6 +4,7 @@ torch serves HIP under the same names (`torch.cuda`). Kernels that a provider la
 `torch.cuda.current_stream()`, which inside of a capture is the stream that is captured.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -59,7 +60,9 @@ class DeviceGraphs:
     def sync_guard(self) -> Iterator[None]:
         """Let torch raise where an operator waits for the device."""
         before = self._cuda.get_sync_debug_mode()
-        self._cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode")  # that it is a prototype
+            self._cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:
@@ -69,15 +72,17 @@ class DeviceGraphs:
         """Capture what is launched on the current stream.
 
         Raises:
-            ProviderFailed: `P-GRAPH`, with what torch said.
+            ProviderFailed: `P-GRAPH`, with what torch said; also where nothing was launched.
         """
         self.wait()
         graph: Graph = self._cuda.CUDAGraph()
         try:
             # The guard inside: entering a capture waits for the device, on purpose.
-            with self._cuda.graph(graph, pool=pool), self.sync_guard():
-                work()
-        except RuntimeError as error:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "The CUDA Graph is empty")  # torch only warns
+                with self._cuda.graph(graph, pool=pool), self.sync_guard():
+                    work()
+        except (RuntimeError, UserWarning) as error:
             raise ProviderFailed(f"the launch cannot be captured: {error}", rule="P-GRAPH") from error
         return graph
 

@@ -187,7 +187,20 @@ def find(isa: str) -> Path | None:
 
 def available() -> list[str]:
     """Return the builds that exist and that this processor can run, best first."""
-    return list(_runnable(tuple(tracekit.__path__)))
+    files = _files(tuple(tracekit.__path__))
+    return [isa for isa in BUILDS if isa in files and runs(isa)]
+
+
+def runs(isa: str) -> bool:
+    """Whether this processor can run a build, built or not; the baseline build knows."""
+    return BUILDS[isa] <= _best(tuple(tracekit.__path__))
+
+
+def absent(isa: str) -> str:
+    """Say why a build cannot be run here; empty where it can."""
+    if not runs(isa):
+        return f"this machine does not run {isa}"
+    return "" if isa in available() else f"{isa} was not built"
 
 
 @cache
@@ -197,12 +210,10 @@ def _files(folders: tuple[str, ...]) -> dict[str, Path]:
 
 
 @cache
-def _runnable(folders: tuple[str, ...]) -> tuple[str, ...]:
+def _best(folders: tuple[str, ...]) -> int:
+    """The number of the best build for this processor; 0 without a baseline build to ask."""
     files = _files(folders)
-    if BASELINE not in files:
-        return ()
-    best = _open(files[BASELINE]).tka1_best_isa()
-    return tuple(isa for isa, level in BUILDS.items() if level <= best and isa in files)
+    return int(_open(files[BASELINE]).tka1_best_isa()) if BASELINE in files else 0
 
 
 def load(isa: str) -> Library:

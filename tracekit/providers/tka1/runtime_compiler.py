@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,10 @@ _CODE: dict[Kind, str] = {"nvrtc": "nvrtcGetCUBIN", "hiprtc": "hiprtcGetCode"}
 _PLACES: dict[Kind, tuple[str, ...]] = {
     "nvrtc": ("nvidia/*/lib/libnvrtc.so.*", "nvidia/cuda_nvrtc/lib/libnvrtc.so.*"),
     "hiprtc": ("torch/lib/libhiprtc.so*", "_rocm_sdk_core/lib/libhiprtc.so*"),
+}
+_TOOLKITS: dict[Kind, tuple[str, ...]] = {  # where images put them that the loader is not told of
+    "nvrtc": ("usr/local/cuda/lib64/libnvrtc.so.*", "usr/local/cuda/targets/*/lib/libnvrtc.so.*"),
+    "hiprtc": ("opt/rocm/lib/libhiprtc.so*",),
 }
 
 
@@ -62,7 +67,10 @@ def find_library(kind: Kind, folders: Iterable[str] | None = None) -> Path | Non
             if found:
                 return found[-1]
     name = ctypes.util.find_library(kind)
-    return Path(name) if name else None
+    if name or folders is not None:
+        return Path(name) if name else None
+    found = sorted(path for pattern in _TOOLKITS[kind] for path in Path("/").glob(pattern))
+    return found[-1] if found else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +105,8 @@ class Compiler:
         if kept.is_file():
             return kept.read_bytes()
         code = self._compile(texts, options, "nvrtcGetPTX" if ptx else _CODE[self.kind])
-        _write(kept, code)
+        with suppress(OSError):  # a cache that cannot be written costs the next process a compilation
+            _write(kept, code)
         return code
 
     def _kept(self, texts: dict[str, str], options: tuple[str, ...], what: str) -> Path:
@@ -174,6 +183,10 @@ def _write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: another process may look for it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
