@@ -162,6 +162,28 @@ def test_what_a_transaction_made_good_in_part_is_held_whole_when_it_fails(gate, 
         launch(gate, kernel, ENGINE.call(0, [("a", 5, 9)], wrong="q"))
 
 
+@pytest.mark.parametrize("fails_again", [True, False])
+def test_other_bytes_after_a_rollback_that_is_taken_back_are_other_bytes(gate, kernel, fails_again):
+    good, other = (ENGINE.call(0, [("a", 4, 5)], Mode.DECODE, wrong=wrong) for wrong in ("", "q"))
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 4)]))
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, good)
+
+    def in_vain():
+        with gate.transaction():
+            gate.tell(Rollback(str(KEYS["a"]), 4))
+            kernel.fault = "raises" if fails_again else ""
+            launch(gate, kernel, other)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        in_vain()
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, other)
+    launch(gate, kernel, good)
+
+
 def test_each_launch_of_a_transaction_is_held_to_its_own_bytes(gate, kernel):
     first, second = ENGINE.call(0, [("a", 0, 4)]), ENGINE.call(0, [("a", 4, 6)])
 

@@ -61,11 +61,14 @@ class Attempts:
         return copy
 
     def keep(self, before: "Attempts") -> None:
-        """Take back what was forgotten since `copy`: the events that gave it up are taken back."""
+        """Take back what was forgotten since `copy`: the events that gave it up are taken back.
+
+        Where the same rows failed again meanwhile, the first launch counts: the rows were not given up.
+        """
         for key, attempts in before._held.items():
-            here = self._held.get(key, ())
-            there = {held.rows for held in here}
-            self._held[key] = (*(held for held in attempts if held.rows not in there), *here)
+            first = {held.rows for held in attempts}
+            later = (held for held in self._held.get(key, ()) if held.rows not in first)
+            self._held[key] = (*attempts, *later)
 
     def add(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
         """Remember a launch that failed."""

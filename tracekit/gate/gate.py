@@ -163,9 +163,9 @@ class RequestGate:
             yield
         except BaseException:
             self._ledger, self._known = ledger, known
-            self._attempts.keep(failed)
             for event, call, spans in self._open:
                 self._attempts.add(event, call, spans)
+            self._attempts.keep(failed)
             raise
         finally:
             self._open = None
