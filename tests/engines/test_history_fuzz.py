@@ -67,7 +67,7 @@ def legal(stored, document):
 
 
 def says_the_same(document, at, after):
-    """What a pass says of a cache version counts only for layers without a call: the others say it themselves.
+    """What a pass says of a cache version counts only for layers without a call: others say it themselves.
 
     And a history may say that its last pass failed, which claims less of the same calls.
     """
