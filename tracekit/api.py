@@ -108,11 +108,11 @@ def replay(
 def diff(base: StrPath | Trace, target: StrPath | Trace) -> Diff:
     """Compare two traces in logical coordinates; see `tracekit.compare.diff`."""
     with ExitStack() as stack:
-        sides = [
+        ours, theirs = (
             trace if isinstance(trace, Trace) else stack.enter_context(open_trace(Path(trace)))
             for trace in (base, target)
-        ]
-        return compare_traces(*sides)
+        )
+        return compare_traces(ours, theirs)
 
 
 def _names(names: Names) -> tuple[str, ...] | None:

@@ -19,7 +19,7 @@ from tracekit.contract import Role, TopologyPolicy
 from tracekit.contract.folder import read_run
 from tracekit.contract.judge import bind_runs
 from tracekit.contract.shards import digests, shard_pieces
-from tracekit.model import AttentionCall, Bits, KVFamily
+from tracekit.model import AttentionCall, Bits, KVFamily, Recording
 from tracekit.providers.split import Sequence
 from tracekit.store import open_trace, write_trace
 
@@ -223,25 +223,73 @@ def test_nothing_that_a_run_stored_is_believed(pair: Path, damage: str) -> None:
 @pytest.mark.parametrize(("tensor", "pattern"), [("out", 0), ("out", 0x7FC0), ("lse", 0x7FC00000)])
 def test_equal_outputs_that_are_none_are_no_evidence(pair: Path, tensor: str, pattern: int) -> None:
     """Zeros that nobody wrote, and NaN: the same on both sides, and told by the ranks as they are held."""
+
+    def spoiled(call: AttentionCall) -> AttentionCall:
+        output = getattr(call, tensor)
+        data = np.full_like(output.bits.data, pattern)
+        return replace(call, **{tensor: replace(output, bits=Bits(data, output.bits.dtype))})
+
     for side in SIDES:
-        path = pair / side / "trace.h5"
-        with open_trace(path) as trace:
-            recording, held = trace.recording, list(trace)
-        spoiled = []
-        for call in held:
-            output = getattr(call, tensor)
-            data = np.full_like(output.bits.data, pattern)
-            spoiled.append(replace(call, **{tensor: replace(output, bits=Bits(data, output.bits.dtype))}))
-        write_trace(path, recording, spoiled)
-        for rank in read_run(pair / side).ranks:
-            shard = rank.readback.sharding
-            told = pair / side / "ranks" / f"tp{shard.tp_rank}-cp{shard.cp_rank}.json"
-            _edit(told, "digests", value=digests(shard_pieces(spoiled, shard)))
+        _rewrite(pair / side, lambda recording, calls: (recording, [spoiled(call) for call in calls]))
 
     found = bind_runs(pair / "training", pair / "rollout")
 
     assert found.codes() == ["BITS_NOT_COMPARED"] * 2
     assert not found.passed
+
+
+def _rewrite(
+    side: Path, change: Callable[[Recording, list[AttentionCall]], tuple[Recording, list[AttentionCall]]]
+) -> None:
+    """Write another trace, with the digests that its ranks would have told."""
+    path = side / "trace.h5"
+    with open_trace(path) as trace:
+        recording, calls = change(trace.recording, list(trace))
+    write_trace(path, recording, calls)
+    for rank in read_run(side).ranks:
+        shard = rank.readback.sharding
+        told = side / "ranks" / f"tp{shard.tp_rank}-cp{shard.cp_rank}.json"
+        _edit(told, "digests", value=digests(shard_pieces(calls, shard)))
+
+
+@pytest.mark.parametrize("lost", ["no ledger", "a hook that did not fire"])
+def test_a_capture_that_lacks_calls_proves_no_whole_scope(pair: Path, lost: str) -> None:
+    def change(recording: Recording, calls: list[AttentionCall]) -> tuple[Recording, list[AttentionCall]]:
+        lines = [replace(line, expected=line.expected + 1) for line in recording.ledger]
+        return replace(recording, ledger=() if lost == "no ledger" else tuple(lines)), calls
+
+    _rewrite(pair / "rollout", change)
+
+    found = bind_runs(pair / "training", pair / "rollout")
+    assert {(issue.code, issue.field) for issue in found.issues} == {
+        ("EVIDENCE_MISMATCH", "rollout.scope_verified")
+    }
+
+
+def test_inputs_that_are_no_numbers_are_no_evidence(pair: Path) -> None:
+    for side in SIDES:
+        _rewrite(pair / side, lambda recording, calls: (recording, [_nan_q(call) for call in calls]))
+
+    assert bind_runs(pair / "training", pair / "rollout").codes() == ["BITS_NOT_COMPARED"] * 2
+
+
+def _nan_q(call: AttentionCall) -> AttentionCall:
+    return replace(call, q=Bits(np.full_like(call.q.data, 0x7FC0), call.q.dtype))
+
+
+def test_rows_of_one_side_are_told_and_not_compared(pair: Path) -> None:
+    def without_the_last(
+        recording: Recording, calls: list[AttentionCall]
+    ) -> tuple[Recording, list[AttentionCall]]:
+        last = max(call.step for call in calls)
+        ledger = tuple(line for line in recording.ledger if line.step < last)
+        return replace(recording, ledger=ledger), [call for call in calls if call.step < last]
+
+    _rewrite(pair / "rollout", without_the_last)
+
+    found = bind_runs(pair / "training", pair / "rollout")
+    assert any(line.startswith("Not compared: only in training: ") for line in found.boundary)
+    assert found.bits["rows"] == JOB.tokens - 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """A launch that fails moves nothing, whatever the failure; its retry is held to what it was."""
 
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -7,11 +10,11 @@ from hypothesis import event as tally
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.gate.engine import KEYS, Engine, KernelProcess, pages
+from tests.gate.engine import KEYS, Engine, KernelProcess, flipped, pages
 from tracekit.errors import GateRefused, ProviderFailed
 from tracekit.gate import RequestGate
-from tracekit.model import Mode
-from tracekit.model.events import NewWeights, Preempt, Rollback
+from tracekit.model import KVFamily, Mode, Ranges, Selection
+from tracekit.model.events import Evict, NewWeights, Preempt, ResetCache, Rollback, Sleep, Wake
 from tracekit.providers.base import Launch
 from tracekit.providers.portable import Tka1
 
@@ -159,6 +162,28 @@ def test_what_a_transaction_made_good_in_part_is_held_whole_when_it_fails(gate, 
         launch(gate, kernel, ENGINE.call(0, [("a", 5, 9)], wrong="q"))
 
 
+@pytest.mark.parametrize("fails_again", [True, False])
+def test_other_bytes_after_a_rollback_that_is_taken_back_are_other_bytes(gate, kernel, fails_again):
+    good, other = (ENGINE.call(0, [("a", 4, 5)], Mode.DECODE, wrong=wrong) for wrong in ("", "q"))
+    launch(gate, kernel, ENGINE.call(0, [("a", 0, 4)]))
+    kernel.fault = "raises"
+    with pytest.raises(ArithmeticError):
+        launch(gate, kernel, good)
+
+    def in_vain():
+        with gate.transaction():
+            gate.tell(Rollback(str(KEYS["a"]), 4))
+            kernel.fault = "raises" if fails_again else ""
+            launch(gate, kernel, other)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        in_vain()
+    with pytest.raises(GateRefused, match="G-RETRY-BYTES"):
+        launch(gate, kernel, other)
+    launch(gate, kernel, good)
+
+
 def test_each_launch_of_a_transaction_is_held_to_its_own_bytes(gate, kernel):
     first, second = ENGINE.call(0, [("a", 0, 4)]), ENGINE.call(0, [("a", 4, 6)])
 
@@ -200,6 +225,142 @@ def test_a_pass_is_all_layers_or_none(gate, kernel):
         launch(gate, kernel, ENGINE.call(0, [("a", 0, 9)], wrong="keys"))
     whole()
     assert gate.ledger.requests[str(KEYS["a"])].settled().length == 9
+
+
+def failed_at_nine(gate, kernel):
+    """Nine rows of both layers are committed; the next one of layer 0 failed."""
+    for layer in range(2):
+        launch(gate, kernel, ENGINE.call(layer, [("a", 0, 9)]))
+    with pytest.raises(ArithmeticError):
+        fails(gate, kernel, ENGINE.call(0, [("a", 9, 10)], Mode.DECODE))
+
+
+def fails(gate, kernel, call, **options):
+    kernel.fault = "raises"
+    launch(gate, kernel, call, **options)
+
+
+@contextmanager
+def rolled_back(gate):
+    """A transaction that fails at its end."""
+    with suppress(KeyError), gate.transaction():
+        yield
+        raise KeyError
+
+
+def refused_retry(gate, kernel, call, **options):
+    before = gate.digest
+    with pytest.raises(GateRefused) as refused:
+        launch(gate, kernel, call, **options)
+    assert gate.digest == before
+    return refused.value.rule
+
+
+@pytest.mark.parametrize(
+    "events", [[Rollback(str(KEYS["a"]), 9)], [Preempt(str(KEYS["a"]))], [NewWeights(1)]]
+)
+def test_what_a_transaction_gave_up_is_held_again_when_it_fails(gate, kernel, events):
+    failed_at_nine(gate, kernel)
+    with rolled_back(gate):
+        for event in events:
+            gate.tell(event)
+
+    other = ENGINE.call(0, [("a", 9, 10)], Mode.DECODE, wrong="q")
+    assert refused_retry(gate, kernel, other) == "G-RETRY-BYTES"
+    launch(gate, kernel, ENGINE.call(0, [("a", 9, 10)], Mode.DECODE))
+
+
+def test_what_a_transaction_cut_short_is_held_whole_when_it_fails(gate, kernel):
+    with pytest.raises(ArithmeticError):
+        fails(gate, kernel, ENGINE.call(0, [("a", 0, 9)]))
+    with rolled_back(gate):
+        launch(gate, kernel, ENGINE.call(0, [("a", 0, 5)]))
+
+    call = ENGINE.call(0, [("a", 0, 9)])
+    late = {
+        key: {f: replace(rows, keys=flipped(rows.keys, 7)) for f, rows in kv.items()}
+        for key, kv in call.kv.items()
+    }
+    assert refused_retry(gate, kernel, call.with_kv(late)) == "G-RETRY-BYTES"
+    launch(gate, kernel, call)
+
+
+def test_what_failed_inside_a_transaction_is_held_after_it(gate, kernel):
+    failed_at_nine(gate, kernel)
+    call = ENGINE.call(1, [("a", 9, 10)], Mode.DECODE)
+    with rolled_back(gate):
+        with pytest.raises(ArithmeticError):
+            fails(gate, kernel, call)
+        gate.tell(Rollback(str(KEYS["a"]), 9))
+    wrong = ENGINE.call(1, [("a", 9, 10)], Mode.DECODE, wrong="q")
+    assert refused_retry(gate, kernel, wrong) == "G-RETRY-BYTES"
+
+
+def test_a_shorter_retry_that_fails_too_frees_no_rows(gate, kernel):
+    whole = ENGINE.call(0, [("a", 0, 9)])
+    for call in (whole, ENGINE.call(0, [("a", 0, 5)])):
+        with pytest.raises(ArithmeticError):
+            fails(gate, kernel, call, slots=pages(call, {KEYS["a"]: [3, 4, 5]}))
+    elsewhere = pages(whole, {KEYS["a"]: [3, 4, 6]})
+    assert refused_retry(gate, kernel, whole, slots=elsewhere) == "G-RETRY-SLOTS"
+    late = {
+        key: {f: replace(rows, keys=flipped(rows.keys, 7)) for f, rows in kv.items()}
+        for key, kv in whole.kv.items()
+    }
+    there = pages(whole, {KEYS["a"]: [3, 4, 5]})
+    assert refused_retry(gate, kernel, whole.with_kv(late), slots=there) == "G-RETRY-BYTES"
+    launch(gate, kernel, whole, slots=there)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Evict(str(KEYS["a"]), 2, 0, KVFamily.DENSE)],
+        [Sleep(keeps_cache=True), Wake()],
+        [ResetCache(0, layer=1)],
+        [ResetCache(0, family=KVFamily.C4)],
+    ],
+)
+def test_events_that_take_other_rows_free_no_attempt(gate, kernel, events):
+    failed_at_nine(gate, kernel)
+    for event in events:
+        if isinstance(event, ResetCache):
+            event = replace(event, cache_version=1)
+        gate.tell(event)
+    call = ENGINE.call(0, [("a", 9, 10)], Mode.DECODE, wrong="q")
+    if isinstance(events[0], Evict):
+        kv = {key: {f: rows.window(2, 10) for f, rows in kv.items()} for key, kv in call.kv.items()}
+        part = {KVFamily.DENSE: Ranges(np.array([2]), np.array([10]))}
+        call = replace(call, kv=kv, selection=Selection(part))
+    assert refused_retry(gate, kernel, call) == "G-RETRY-BYTES"
+
+
+@pytest.mark.parametrize("event", [Preempt(str(KEYS["a"])), Rollback(str(KEYS["a"]), 0)])
+def test_a_first_launch_that_failed_can_be_given_up(gate, kernel, event):
+    with pytest.raises(GateRefused, match="G-REQUEST-UNKNOWN"):
+        gate.tell(event)
+    call, before = ENGINE.call(0, [("a", 0, 9)]), gate.digest
+    with pytest.raises(ArithmeticError):
+        fails(gate, kernel, call, slots=pages(call, {KEYS["a"]: [3, 4, 5]}))
+    gate.tell(event)
+    assert gate.digest == before
+    launch(gate, kernel, call, slots=pages(call, {KEYS["a"]: [6, 7, 8]}))
+
+
+def test_a_request_that_is_preempted_while_it_runs_begins_anew_elsewhere(gate, kernel):
+    call = ENGINE.call(0, [("a", 0, 9)])
+    launch(gate, kernel, call, slots=pages(call, {KEYS["a"]: [3, 4, 5]}))
+
+    class Preempts(KernelProcess):
+        def run(self, what):
+            gate.tell(Preempt(str(KEYS["a"])))
+            return kernel.run(what)
+
+    call = ENGINE.call(0, [("a", 9, 10)], Mode.DECODE)
+    with pytest.raises(GateRefused, match="G-CONCURRENT"):
+        gate.run(call, Preempts(), slots=pages(call, {KEYS["a"]: [3, 4, 5]}))
+    call = ENGINE.call(0, [("a", 0, 10)], generation=1)
+    launch(gate, kernel, call, slots=pages(call, {KEYS["a"]: [6, 7, 8]}))
 
 
 def test_a_launch_that_runs_while_the_ledger_moves_is_not_committed(gate, kernel):

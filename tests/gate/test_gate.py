@@ -9,8 +9,8 @@ import tracekit
 from tests.gate.engine import KEYS, WINDOW, Engine, flipped
 from tracekit.errors import GateRefused, UsageError
 from tracekit.gate import RequestGate
-from tracekit.model import Bits, DType, KVFamily, Lists, Mode, Ranges, Selection
-from tracekit.model.events import Finish, NewWeights, Preempt, Rollback
+from tracekit.model import Bits, DType, KVFamily, KVRows, Lists, Mode, Ranges, Selection
+from tracekit.model.events import Evict, Finish, NewWeights, Preempt, Rollback
 from tracekit.providers.base import Answer, Launch, Tensors
 from tracekit.providers.portable import Tka1
 
@@ -215,6 +215,18 @@ def test_rows_that_were_rolled_back_may_be_other_rows():
     gate.run(ENGINE.call(0, [("a", 8, 9)], Mode.DECODE, wrong="q"), Tka1())
 
 
+def test_compressed_rows_that_were_rolled_back_may_be_other_rows():
+    gate = RequestGate(prove=True)
+    served(gate, decode=3)
+    gate.tell(Rollback(A, 11))  # row 2 of C4 ends at position 11
+    call = ENGINE.call(1, [("a", 11, 12)], Mode.DECODE)
+    held = {
+        f: replace(rows, keys=flipped(rows.keys, 2)) if f is KVFamily.C4 else rows
+        for f, rows in call.kv[KEYS["a"]].items()
+    }
+    gate.run(call.with_kv(dict.fromkeys(call.kv, held)), Tka1())
+
+
 def test_an_overwritten_cache_row_is_seen_at_the_next_decode():
     gate = RequestGate(prove=True)
     served(gate)
@@ -226,6 +238,52 @@ def test_an_overwritten_cache_row_is_seen_at_the_next_decode():
     with pytest.raises(GateRefused) as refused:
         gate.run(call.with_kv(kv), Tka1())
     assert refused.value.fields == {"request": A, "layer": 0, "position": 5, "tensor": "dense keys"}
+
+
+def test_a_name_that_was_evicted_may_have_other_bytes():
+    gate = RequestGate(prove=True)
+    served(gate, decode=0)
+    for event in (Finish(A), Evict(A)):
+        gate.tell(event)
+    gate.run(ENGINE.call(0, [("a", 0, 9)], wrong="q"), Tka1())
+
+
+def test_a_kernel_that_writes_to_its_input_proves_nothing():
+    class Writes(Tka1):
+        def run(self, launch):
+            answer = super().run(launch)
+            launch.calls[0].q.data.base.flat[0] ^= 1
+            return answer
+
+    assert code(RequestGate(prove=True), ENGINE.call(0, [("a", 0, 9)]), Writes()) == "G-BYTES"
+
+
+@pytest.mark.parametrize("version", [1.0, np.float64(1), "1"])
+def test_a_version_that_is_no_integer_is_not_cut_to_one(version):
+    gate = RequestGate()
+    gate.tell(NewWeights(1))
+    before, call = gate.digest, ENGINE.call(0, [("a", 0, 9)])
+    with pytest.raises(TypeError):
+        gate.run(call, Tka1(), model_version=version)
+    if not isinstance(version, str):
+        half = {
+            key: {f: replace(rows, generation=version) for f, rows in kv.items()}
+            for key, kv in call.kv.items()
+        }
+        with pytest.raises(TypeError):
+            gate.run(call.with_kv(half), Tka1())
+    assert gate.digest == before
+
+
+def test_a_wider_window_does_not_read_rows_that_the_narrow_one_dropped():
+    gate = RequestGate()
+    served(gate)
+    call = ENGINE.call(1, [("a", 12, 13)], Mode.DECODE)
+    oldest = gate.ledger.requests[A].streams[1, KVFamily.RECENT].first
+    held = ENGINE.recent["a"].part(slice(oldest, 13))
+    kv = {key: {**kv, KVFamily.RECENT: KVRows(held, None, oldest)} for key, kv in call.kv.items()}
+    wide = replace(call.with_kv(kv), conventions=replace(call.conventions, window=2 * WINDOW))
+    assert code(gate, wide) == "G-KV-MISSING"
 
 
 def test_a_window_that_forgot_too_much_is_refused():

@@ -85,21 +85,31 @@ class Diff:
         }
 
 
-def compare_traces(base: TraceLike, target: TraceLike) -> Diff:
-    """Compare two traces; reads every call of both once."""
+def compare_traces(base: TraceLike, target: TraceLike, names: tuple[str, str] = ("base", "target")) -> Diff:
+    """Compare two traces; reads every call of both once.
+
+    Args:
+        base: the one.
+        target: the other.
+        names: what notes call them.
+    """
+    ours_name, theirs_name = names
     pairs = align(base.recording.requests, target.recording.requests)
     ours, theirs = LayerView.of_trace(base), LayerView.of_trace(target)
     notes = [
         f"only in {name}: layers {', '.join(_layer_name(*key) for key in sorted(some - other))}"
-        for name, some, other in (("base", set(ours), set(theirs)), ("target", set(theirs), set(ours)))
+        for name, some, other in (
+            (ours_name, set(ours), set(theirs)),
+            (theirs_name, set(theirs), set(ours)),
+        )
         if some - other
     ]
-    notes += _unpaired(pairs, base.recording, target.recording)
+    notes += _unpaired(pairs, names, base.recording, target.recording)
     common = sorted(set(ours) & set(theirs)) if pairs else []
-    notes += _alone("base", [(key, _rows_alone(ours[key], theirs[key], pairs)) for key in common])
+    notes += _alone(ours_name, [(key, _rows_alone(ours[key], theirs[key], pairs)) for key in common])
     turned = [Pair(pair.target, pair.base, pair.tokens) for pair in pairs]
-    notes += _alone("target", [(key, _rows_alone(theirs[key], ours[key], turned)) for key in common])
-    notes += [*_cut("base", base.recording), *_cut("target", target.recording)]
+    notes += _alone(theirs_name, [(key, _rows_alone(theirs[key], ours[key], turned)) for key in common])
+    notes += [*_cut(ours_name, base.recording), *_cut(theirs_name, target.recording)]
     parts: list[Part] = []
     # without a pair the traces speak of other requests, and unequal conventions would say nothing
     for layer, rank in common:
@@ -112,10 +122,12 @@ def _layer_name(layer: int, rank: int) -> str:
     return f"{layer} of rank {rank}" if rank else str(layer)
 
 
-def _unpaired(pairs: Sequence[Pair], base: Recording, target: Recording) -> Iterator[str]:
+def _unpaired(
+    pairs: Sequence[Pair], names: tuple[str, str], base: Recording, target: Recording
+) -> Iterator[str]:
     for name, recording, taken in (
-        ("base", base, {pair.base for pair in pairs}),
-        ("target", target, {pair.target for pair in pairs}),
+        (names[0], base, {pair.base for pair in pairs}),
+        (names[1], target, {pair.target for pair in pairs}),
     ):
         alone = [str(request.key) for request in recording.requests if request.key not in taken]
         if alone:

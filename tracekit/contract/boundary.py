@@ -34,6 +34,7 @@ def claim_boundary(
         said.append(f"{elements:,} values that both sides computed were compared in bits.")
     else:
         said.append("No value of the two sides was compared: this speaks of contracts only.")
+    said += [f"Not compared: {note}." for note in (bits or {}).get("notes", ())]
     said.append(
         "Nothing is said of other shapes, builds, devices or numbers of ranks, nor of several machines."
     )

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from tracekit.compare.hollow import hollow, hollow_gradients
 from tracekit.contract.codes import Issue
 from tracekit.contract.identity import FIELDS, fingerprint, same
 from tracekit.contract.readback import AttentionRuntimeReadback, core_id
 from tracekit.contract.shards import digests, shard_pieces
 from tracekit.contract.topology import rank_name
-from tracekit.model import AttentionCall, LseBase, Mode, Origin, Recording
+from tracekit.model import AttentionCall, Bits, LseBase, Mode, Origin, Recording, StepRecord
 
 RowTensors = ("q", "out", "lse", "keys", "values")
 """Tensors of which each rank tells a digest; of gradients too, where its trace holds some."""
@@ -80,6 +82,7 @@ def check_evidence(
                 f"the {side} side states {name} {stated[name]}, and its trace holds {proven[name]}.",
                 **{side: stated[name]},
             )
+    yield from _complete(side, readbacks, trace.recording.ledger)
     yield from _hollow(side, calls)
     yield from _modes(side, readbacks, {call.mode for call in calls})
     yield from _kernels(side, readbacks, calls)
@@ -95,9 +98,37 @@ def check_evidence(
                 )
 
 
+def _complete(
+    side: str, readbacks: Sequence[AttentionRuntimeReadback], ledger: Sequence[StepRecord]
+) -> Iterator[Issue]:
+    """A rank may say that its whole scope was seen where the ledger shows that no call was lost."""
+    cut = next((line for line in ledger if not line.complete), None)
+    if (cut is None and ledger) or not any(readback.scope_verified for readback in readbacks):
+        return
+    lost = (
+        "has no ledger"
+        if cut is None
+        else f"lacks calls of step {cut.step}: {cut.cut or 'hooks did not fire'}"
+    )
+    yield Issue(
+        "EVIDENCE_MISMATCH",
+        f"{side}.scope_verified",
+        f"the {side} side states that its whole scope was seen, and its trace {lost}.",
+    )
+
+
 def _hollow(side: str, calls: Sequence[AttentionCall]) -> Iterator[Issue]:
     """Equal bits of a NaN are equal garbage, and so are outputs that nobody wrote."""
     for call in calls:
+        for name, given in _inputs(call):
+            if not np.isfinite(given.to_float32()).all():
+                yield Issue(
+                    "BITS_NOT_COMPARED",
+                    f"{side}.inputs",
+                    f"{name} holds a NaN or an infinity, {side} layer {call.layer}, step {call.step}: "
+                    "equal bits of it prove nothing.",
+                )
+                return
         lse = None if call.lse is None else call.lse.bits
         why = "" if call.out is None else hollow(call, call.out.bits, lse)
         if call.grads is not None and not why:
@@ -109,6 +140,17 @@ def _hollow(side: str, calls: Sequence[AttentionCall]) -> Iterator[Issue]:
                 f"{why}, {side} layer {call.layer}, step {call.step}: equal bits of it prove nothing.",
             )
             return
+
+
+def _inputs(call: AttentionCall) -> Iterator[tuple[str, Bits]]:
+    """What a call was made of."""
+    yield "Q", call.q
+    if call.sink is not None:
+        yield "the sink", call.sink
+    for families in call.kv.values():
+        for rows in families.values():
+            yield "a key", rows.keys
+            yield "a value", rows.value_bits
 
 
 WORDS = {"chunked_prefill": Mode.PREFILL.value}

@@ -49,7 +49,7 @@ def bind_runs(
             plans[side] = run.plan_set()
         except BindingInvalid as error:
             further.append(Issue("SPLIT_KV_MISMATCH", f"{side}.split_kv_runtime_plan_set", str(error)))
-    bits: dict[str, Any] = {"elements": 0, "rows": 0, "parts": []}
+    bits: dict[str, Any] = {"elements": 0, "rows": 0, "parts": [], "notes": []}
     with ExitStack() as stack:
         traces = {}
         for side, run in sides.items():
@@ -57,7 +57,7 @@ def bind_runs(
                 traces[side] = stack.enter_context(open_trace(run.trace))
                 further += check_evidence(side, run.identity, run.readbacks, run.told, traces[side])
         if len(traces) == 2:
-            found = compare_traces(traces["training"], traces["rollout"])
+            found = compare_traces(traces["training"], traces["rollout"], ("training", "rollout"))
             bits, more = _bits(found)
             further += more
         else:
@@ -107,6 +107,7 @@ def _bits(found: Diff) -> tuple[dict[str, Any], list[Issue]]:
              "compared": part.compared.elements, "differ": part.differences.elements}
             for part in found.parts
         ],
+        "notes": list(found.notes),
     }  # fmt: skip
     first = found.first
     if first is not None:

@@ -19,6 +19,7 @@ from tracekit.model.events import (
     NewWeights,
     Pages,
     Preempt,
+    Rescale,
     ResetCache,
     Rollback,
     Sleep,
@@ -49,6 +50,10 @@ class Attempts:
     def __bool__(self) -> bool:
         return bool(self._held)
 
+    def of(self, request: str) -> bool:
+        """Whether a launch of a request failed."""
+        return any(name == request for name, _ in self._held)
+
     def copy(self) -> "Attempts":
         """Return them as they are now, to be taken back to."""
         copy = Attempts()
@@ -56,11 +61,14 @@ class Attempts:
         return copy
 
     def keep(self, before: "Attempts") -> None:
-        """Take back what was forgotten since `copy`: the events that gave it up are taken back."""
+        """Take back what was forgotten since `copy`: the events that gave it up are taken back.
+
+        Where the same rows failed again meanwhile, the first launch counts: the rows were not given up.
+        """
         for key, attempts in before._held.items():
-            here = self._held.get(key, ())
-            there = {held.rows for held in here}
-            self._held[key] = (*(held for held in attempts if held.rows not in there), *here)
+            first = {held.rows for held in attempts}
+            later = (held for held in self._held.get(key, ()) if held.rows not in first)
+            self._held[key] = (*attempts, *later)
 
     def add(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
         """Remember a launch that failed."""
@@ -82,9 +90,15 @@ class Attempts:
 
     def forget(self, event: Event) -> None:
         """Forget what an event gives up."""
-        if isinstance(event, NewWeights | ResetCache | Sleep):
+        if not self._held:
+            return
+        if isinstance(event, NewWeights | Rescale) or (isinstance(event, Sleep) and not event.keeps_cache):
             self._held.clear()
-        elif isinstance(event, Preempt | Rollback | Evict | Finish | Migrate):
+        elif isinstance(event, ResetCache):
+            self._held = {key: held for key, held in self._held.items() if not _void(event, key[1], held)}
+        elif isinstance(event, Preempt | Rollback | Finish | Migrate) or (
+            isinstance(event, Evict) and event.before is None  # other evictions take rows that were committed
+        ):
             self._held = {key: held for key, held in self._held.items() if key[0] != event.request}
 
     def check(self, event: Attend, call: AttentionCall, spans: list[Extent]) -> None:
@@ -114,6 +128,12 @@ class Attempts:
                     refuse("G-RETRY-SLOTS", "the failed launch wrote elsewhere", **where, position=first)
             for place in differing(held.prints, prints):
                 refuse("G-RETRY-BYTES", "other bytes than in the launch that failed", **place.fields)
+
+
+def _void(event: ResetCache, layer: int, held: tuple[Attempt, ...]) -> bool:
+    """Whether a reset of the cache takes the rows of some attempts."""
+    families = {family for attempt in held for family in attempt.pages}
+    return event.layer in (None, layer) and (event.family is None or event.family in families)
 
 
 def _slots(pages: Pages | None, family: KVFamily, first: int, end: int) -> tuple[int, tuple[int, ...]] | None:

@@ -230,7 +230,10 @@ def _stream(
         if old.rows is _LOST:
             old = None
     dropped = 0 if old is None else old.first
-    needed = dropped if window is None else max(dropped, span.first - window + 1)
+    # What a window dropped is missing in a wider one: only an event takes rows that may still be read.
+    wider = old is not None and old.window is not None and (window is None or window > old.window)
+    kept = 0 if wider else dropped
+    needed = kept if window is None else max(kept, span.first - window + 1)
     if oldest > needed:
         text = f"rows from {oldest} on are held, and those from {needed} on may be read"
         _refuse("G-KV-MISSING", event, span, text, family=family.value)

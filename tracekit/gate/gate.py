@@ -10,11 +10,11 @@ from tracekit.gate.attend import attend
 from tracekit.gate.finite import check_answer
 from tracekit.gate.launch import Extent, SlotMap, Step, attend_of
 from tracekit.gate.machine import transition
-from tracekit.gate.prints import Prints, differing, everything
+from tracekit.gate.prints import Prints, differing, everything, inputs
 from tracekit.gate.refusal import refuse
-from tracekit.gate.state import Ledger
+from tracekit.gate.state import Ledger, Phase
 from tracekit.model import AttentionCall
-from tracekit.model.events import Attend, Event, GraphUse, NewWeights, Rollback
+from tracekit.model.events import Attend, Event, Evict, GraphUse, NewWeights, Preempt, Rescale, Rollback
 from tracekit.providers.base import Execution, Launch, Provider, Tensors
 
 Flags = Callable[[], Iterable[bool]]
@@ -58,19 +58,22 @@ class RequestGate:
     def tell(self, event: Event) -> None:
         """Take an event that is no launch: what the engine did to a request, or to itself.
 
+        A request whose first launch failed is none of the ledger's yet. A preemption of it, or a rollback to
+        0, moves nothing there, and gives up the rows that the launch tried to write.
+
         Raises:
             GateRefused: it may not come next; nothing moved.
         """
-        self._ledger = transition(self._ledger, event)
+        if not self._gives_up_first(event):
+            self._ledger = transition(self._ledger, event)
         self._attempts.forget(event)
-        if self._known and isinstance(event, NewWeights):
-            self._known.clear()
-        elif self._known and isinstance(event, Rollback):
-            gone = [
-                place for place in self._known if place.request == event.request and place.row >= event.to
-            ]
-            for place in gone:
-                del self._known[place]
+        if self._known:
+            _forget(self._known, event)
+
+    def _gives_up_first(self, event: Event) -> bool:
+        if not isinstance(event, Preempt | Rollback) or event.request in self._ledger.requests:
+            return False
+        return self._attempts.of(event.request) and (isinstance(event, Preempt) or event.to == 0)
 
     def run(
         self,
@@ -109,11 +112,14 @@ class RequestGate:
         if step is None or call.rows is not step.rows:
             step = self._step = Step(call.rows)
         spans = step.extents
-        version = ledger.model_version if model_version is None else index(model_version)
+        version = ledger.model_version if model_version is None else int(index(model_version))
         event = attend_of(call, step, version, graph, slots or _NOWHERE, kernel)
         after = attend(ledger, event)
         if self._attempts:
             self._attempts.check(event, call, spans)
+        if self._open is not None:
+            self._open.append((event, call, spans))
+        given = None if self._known is None else inputs(call, spans, held=True)
         try:
             answers = provider.run(Launch((call,), execution or _DEFAULT)).tensors
             if len(answers) != 1:
@@ -122,19 +128,20 @@ class RequestGate:
             if flags is not None:
                 _check_flags(call, flags())
             check_answer(call, answer)
-            prints = _NO_PRINTS if self._known is None else _prove(call, spans, answer, self._known)
+            prints = _NO_PRINTS
+            if self._known is not None and given is not None:
+                prints = _prove(call, spans, answer, given, self._known)
             if self._ledger is not ledger:
                 refuse("G-CONCURRENT", "another event was committed meanwhile", layer=call.layer)
         except BaseException:
-            self._attempts.add(event, call, spans)
+            if self._ledger is ledger or not _given_up(self._ledger, event):
+                self._attempts.add(event, call, spans)
             raise
         self._ledger = after
         if self._attempts:
             self._attempts.succeeded(event)
         if self._known is not None:
             self._known.update(prints)
-        if self._open is not None:
-            self._open.append((event, call, spans))
         return answer
 
     @contextmanager
@@ -156,17 +163,43 @@ class RequestGate:
             yield
         except BaseException:
             self._ledger, self._known = ledger, known
-            self._attempts.keep(failed)
             for event, call, spans in self._open:
                 self._attempts.add(event, call, spans)
+            self._attempts.keep(failed)
             raise
         finally:
             self._open = None
 
 
-def _prove(call: AttentionCall, spans: list[Extent], answer: Tensors, known: Prints) -> Prints:
+def _given_up(ledger: Ledger, event: Attend) -> bool:
+    """Whether a request of a launch lost the rows before it while it ran: nothing of it is tried again."""
+    states = [(ledger.requests.get(span.request), span.first) for span in event.spans]
+    return any(
+        state is not None and (state.phase in (Phase.PREEMPTED, Phase.FINISHED) or state.length < first)
+        for state, first in states
+    )
+
+
+def _forget(known: Prints, event: Event) -> None:
+    """Drop the prints of rows that an event allows to be other rows."""
+    if isinstance(event, NewWeights | Rescale):
+        known.clear()
+        return
+    if isinstance(event, Rollback):
+        gone = [place for place in known if place.request == event.request and place.behind(event.to)]
+    elif isinstance(event, Evict) and event.before is None:  # its name is free for another request
+        gone = [place for place in known if place.request == event.request]
+    else:
+        return
+    for place in gone:
+        del known[place]
+
+
+def _prove(call: AttentionCall, spans: list[Extent], answer: Tensors, given: Prints, known: Prints) -> Prints:
     """Return the prints of a launch; refuse other bytes of a row that was committed before."""
     prints = everything(call, spans, answer)
+    for place in differing(given, prints):
+        refuse("G-BYTES", "the kernel wrote to what it was given", **place.fields)
     for place in differing(known, prints):
         refuse("G-BYTES", "other bytes than when it was committed", **place.fields)
     return prints

@@ -1,6 +1,7 @@
 """From a call to its event: which rows of which requests, and what they read."""
 
 from collections.abc import Mapping
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +135,7 @@ def attend_of(
     """
     mode = GateMode.GRAPH if graph is not None and call.mode is Mode.DECODE else _MODES[call.mode]
     spans = step.spans(call, mode, slots)
-    return Attend(int(call.layer), spans, model_version, call.conventions.window, graph, kernel)
+    return Attend(int(index(call.layer)), spans, model_version, call.conventions.window, graph, kernel)
 
 
 def _reads(
@@ -150,5 +151,7 @@ def _reads(
             place = {"request": name, "layer": call.layer, "family": family.value, "position": first}
             refuse("G-KV-MISSING", text, **place)
         mine = slots.get((key, family), _NO_SLOTS) if slots else _NO_SLOTS
-        reads.append(Read(family, int(rows.generation), int(rows.first), mine.scales, mine.pages))
+        reads.append(
+            Read(family, int(index(rows.generation)), int(index(rows.first)), mine.scales, mine.pages)
+        )
     return tuple(reads)

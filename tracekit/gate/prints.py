@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tracekit.gate.launch import Extent
-from tracekit.model import AttentionCall, Bits
+from tracekit.model import AttentionCall, Bits, KVFamily
 from tracekit.providers.base import Tensors
+
+_RATIOS = {f"{family} {part}": family.ratio for family in KVFamily for part in ("keys", "values")}
 
 
 class Place(NamedTuple):
@@ -25,6 +27,10 @@ class Place(NamedTuple):
     def fields(self) -> dict[str, Any]:
         """The place as an error names it."""
         return {"request": self.request, "layer": self.layer, "position": self.row, "tensor": self.tensor}
+
+    def behind(self, position: int) -> bool:
+        """Whether its row is not complete before a position."""
+        return self.row >= position // _RATIOS.get(self.tensor, 1)
 
 
 Prints = dict[Place, bytes]
