@@ -4,12 +4,13 @@ Layer by layer, in the order of the data: conventions, Q, keys, values, sink, se
 as an order, O, LSE. Requests are paired by their tokens and only rows that saw the same tokens count.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from tracekit.compare.alignment import Pair, align
-from tracekit.compare.layer_diff import DIFFERS, EQUAL, Part, layer_parts
+from tracekit.compare.gradient_diff import gradient_parts
+from tracekit.compare.layer_diff import ABSENT, DIFFERS, EQUAL, Part, layer_parts
 from tracekit.compare.layer_view import Layer, LayerView
 from tracekit.model import AttentionCall, Recording, RequestKey, Tag
 from tracekit.verdict import Exit
@@ -57,7 +58,8 @@ class Diff:
     @property
     def _outputs_equal(self) -> bool:
         outputs = [part.verdict == EQUAL for part in self.parts if part.tensor == "out"]
-        return bool(outputs) and all(outputs)
+        gradients = [part.verdict in (EQUAL, ABSENT) for part in self.parts if part.tensor.startswith("d_")]
+        return bool(outputs) and all(outputs) and all(gradients)
 
     @property
     def summary(self) -> str:
@@ -65,7 +67,7 @@ class Diff:
         if self.first is not None:
             return f"first divergence: {self.first.tensor} of layer {self.first.layer}"
         if not self._outputs_equal:
-            return "no answer: the output of at least one layer could not be compared"
+            return "no answer: the output or a gradient of at least one layer could not be compared"
         rows = max((part.compared.rows for part in self.parts), default=0)
         if self.notes:
             return f"no answer: equal where both have rows ({rows:,} a layer), but not all was compared"
@@ -109,12 +111,14 @@ def compare_traces(base: TraceLike, target: TraceLike, names: tuple[str, str] = 
     notes += _alone(ours_name, [(key, _rows_alone(ours[key], theirs[key], pairs)) for key in common])
     turned = [Pair(pair.target, pair.base, pair.tokens) for pair in pairs]
     notes += _alone(theirs_name, [(key, _rows_alone(theirs[key], ours[key], turned)) for key in common])
+    notes += _gradients_alone(ours_name, ours, theirs, common)
+    notes += _gradients_alone(theirs_name, theirs, ours, common)
     notes += [*_cut(ours_name, base.recording), *_cut(theirs_name, target.recording)]
     parts: list[Part] = []
     # without a pair the traces speak of other requests, and unequal conventions would say nothing
     for layer, rank in common:
-        found = layer_parts(layer, ours[layer, rank], theirs[layer, rank], pairs)
-        parts += (replace(part, rank=rank) for part in found)
+        views = layer, ours[layer, rank], theirs[layer, rank], pairs
+        parts += (replace(part, rank=rank) for part in (*layer_parts(*views), *gradient_parts(*views)))
     return Diff(tuple(pairs), tuple(parts), tuple(notes))
 
 
@@ -152,6 +156,14 @@ def _alone(name: str, rows: list[tuple[Layer, list[tuple[RequestKey, int]]]]) ->
             f"only in {name}: {count:,} rows, the first at position {position} of {request} in layer "
             f"{_layer_name(*layer)}; the other trace has none there over the same tokens"
         )
+
+
+def _gradients_alone(
+    name: str, ours: Mapping[Layer, LayerView], theirs: Mapping[Layer, LayerView], common: Sequence[Layer]
+) -> Iterator[str]:
+    found = [key for key in common if ours[key].has_gradients and not theirs[key].has_gradients]
+    if found:
+        yield f"only in {name}: gradients, of layers {', '.join(_layer_name(*key) for key in found)}"
 
 
 def _cut(name: str, recording: Recording) -> Iterator[str]:

@@ -33,23 +33,23 @@ class Part:
 def layer_parts(layer: int, ours: LayerView, theirs: LayerView, pairs: Sequence[Pair]) -> Iterator[Part]:
     """Yield conventions, Q, keys, values, sink, selection as a set and as an order, O, LSE."""
     matches = [(pair, ours.matches(pair.base, theirs, pair.target, pair.tokens)) for pair in pairs]
-    launches = _launches(matches)
+    launches = launches_of(matches)
     yield _conventions(layer, launches)
-    yield _rows(layer, "q", matches)
+    yield row_part(layer, "q", matches)
     for name in ("keys", "values"):
         yield _kv(layer, name, launches)
     yield _sink(layer, launches)
     for name in ("selection set", "selection order"):
         yield _selection(layer, name, matches)
     for name in ("out", "lse"):
-        yield _rows(layer, name, matches)
+        yield row_part(layer, name, matches)
 
 
 Matches = Sequence[tuple[Pair, list[Match]]]
 
 
 @dataclass(frozen=True, eq=False)
-class _Launches:
+class Launches:
     """Two calls that answered at least one common row of a pair of requests."""
 
     pair: Pair
@@ -57,17 +57,17 @@ class _Launches:
     target: AttentionCall
 
 
-def _launches(matches: Matches) -> list[_Launches]:
+def launches_of(matches: Matches) -> list[Launches]:
     """Each pair of calls once: what belongs to a launch is compared for every launch, and only once."""
-    found: dict[tuple[Pair, int, int], _Launches] = {}
+    found: dict[tuple[Pair, int, int], Launches] = {}
     for pair, rows in matches:
         for row in rows:
             base, target = row.base[0], row.target[0]
-            found.setdefault((pair, id(base), id(target)), _Launches(pair, base, target))
+            found.setdefault((pair, id(base), id(target)), Launches(pair, base, target))
     return list(found.values())
 
 
-def _conventions(layer: int, launches: Sequence[_Launches]) -> Part:
+def _conventions(layer: int, launches: Sequence[Launches]) -> Part:
     unequal = [
         f"{name} {getattr(launch.base.conventions, name)} against {getattr(launch.target.conventions, name)}"
         for launch in launches
@@ -82,9 +82,9 @@ def _conventions(layer: int, launches: Sequence[_Launches]) -> Part:
     )
 
 
-def _rows(layer: int, name: str, matches: Matches) -> Part:
+def row_part(layer: int, name: str, matches: Matches) -> Part:
     """Q, O or LSE of every row that both traces have."""
-    total = _Total()
+    total = Total()
     for pair, rows in matches:
         both = [(row.position, _tensor(name, *row.base), _tensor(name, *row.target)) for row in rows]
         for _, *sides in both:
@@ -102,12 +102,12 @@ def _alike(rows: list[tuple[int, Bits, Bits]]) -> Iterator[list[tuple[int, Bits,
         yield list(run)
 
 
-def _kv(layer: int, name: str, launches: Sequence[_Launches]) -> Part:
+def _kv(layer: int, name: str, launches: Sequence[Launches]) -> Part:
     """Keys or values that common rows were given: those of their own launch in either trace.
 
     Each pair of launches is compared: a cache row that was overwritten between two steps is seen.
     """
-    total = _Total()
+    total = Total()
     for launch in launches:
         pair, mine, other = (
             launch.pair,
@@ -127,8 +127,8 @@ def _kv(layer: int, name: str, launches: Sequence[_Launches]) -> Part:
     return total.part(layer, name)
 
 
-def _sink(layer: int, launches: Sequence[_Launches]) -> Part:
-    total = _Total()
+def _sink(layer: int, launches: Sequence[Launches]) -> Part:
+    total = Total()
     for launch in launches:
         mine, other = launch.base.sink, launch.target.sink
         if mine is not None and other is not None:
@@ -180,6 +180,9 @@ def _tensor(name: str, call: AttentionCall, t: int) -> Bits | str:
     """One row of a tensor, or why there is none to compare."""
     if name == "q":
         return call.q.part(slice(t, t + 1))
+    if name in ("d_out", "d_q"):
+        gradient: Bits | None = getattr(call.grads, name, None)
+        return f"{name} was not recorded" if gradient is None else gradient.part(slice(t, t + 1))
     output: Output | None = call.out if name == "out" else call.lse
     if output is None:
         return f"{name} was not recorded"
@@ -210,7 +213,7 @@ def _positions(key: RequestKey, positions: Sequence[int]) -> Rows:
 
 
 @dataclass
-class _Total:
+class Total:
     """The comparison of one tensor so far: what was compared, what cannot be, what was left out."""
 
     found: Comparison = field(default_factory=Comparison)

@@ -41,6 +41,12 @@ class LayerView:
                 view.rows[row.request][row.position].append((call, t))
         return dict(layers)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether some call has gradients."""
+        rows = (row for positions in self.rows.values() for times in positions.values() for row in times)
+        return any(call.grads is not None for call, _ in rows)
+
     def matches(self, key: RequestKey, other: "LayerView", target: RequestKey, tokens: int) -> list[Match]:
         """Return the rows before position `tokens` that both have, ascending.
 

@@ -122,7 +122,7 @@ def _bits(found: Diff) -> tuple[dict[str, Any], list[Issue]]:
             )
         ]
     silent = [part for part in outputs if part.verdict != EQUAL or not part.compared.elements]
-    alone = [note for note in found.notes if "layers" in note]
+    alone = [note for note in found.notes if ": layers " in note]  # rows and gradients may be of one side
     if silent or alone or not outputs:
         reasons = {part.reason for part in silent if part.reason} | {*alone}
         why = "; ".join(sorted(reasons)) or "no row is on both sides"
