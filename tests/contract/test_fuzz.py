@@ -1,6 +1,5 @@
 """Every leaf of a run's files is changed, one at a time: nothing but what is free to differ may pass."""
 
-import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.edits import edited
 from tools.binding.job import Job
 from tools.binding.launch import launch
 from tracekit.contract import Role
@@ -79,19 +79,6 @@ def others(value: Any) -> Iterator[Any]:
         yield type(value)()
     if isinstance(value, list) and value and not isinstance(value[0], str):  # a mode may come twice
         yield [*value, value[0]]
-
-
-def edited(told: Any, path: Path_, value: Any, *, gone: bool = False) -> Any:
-    """Return a copy with another value at one place, or without it."""
-    whole = copy.deepcopy(told)
-    parent = whole
-    for key in path[:-1]:
-        parent = parent[key]
-    if gone:
-        del parent[path[-1]]
-    else:
-        parent[path[-1]] = value
-    return whole
 
 
 def free(path: Path_) -> bool:

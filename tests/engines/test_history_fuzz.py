@@ -1,11 +1,11 @@
 """A stored history, changed in one place: refused, illegal or unknown, and never legal."""
 
-import copy
 import json
 from dataclasses import replace
 
 import pytest
 
+from tests.edits import edited
 from tracekit.engines.driver import greedy
 from tracekit.errors import TraceCorrupt
 from tracekit.gate.recorded import Legality, judge
@@ -33,15 +33,6 @@ def leaves(document, at=()):
         return
     for index, part in enumerate(document):
         yield from leaves(part, (*at, index))
-
-
-def with_leaf(document, at, value):
-    changed = copy.deepcopy(document)
-    part = changed
-    for index in at[:-1]:
-        part = part[index]
-    part[at[-1]] = value
-    return changed
 
 
 def others(value):
@@ -78,7 +69,7 @@ def says_the_same(document, at, after):
 def test_no_other_leaf_is_legal(stored):
     document = stored[2]
     changes = [(at, after) for at, before in leaves(document) for after in others(before)]
-    passed = [change for change in changes if legal(stored, with_leaf(document, *change))]
+    passed = [change for change in changes if legal(stored, edited(document, *change))]
 
     assert [change for change in passed if not says_the_same(document, *change)] == []
 

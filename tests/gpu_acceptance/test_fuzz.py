@@ -4,13 +4,13 @@ The document is that of a run with a stand-in. Relabelled as a device's, and mad
 admitted; so what refuses an edit is the rule about that leaf, and nothing else.
 """
 
-import copy
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.edits import edited
 from tools.gpu_acceptance import evidence as ev
 from tools.gpu_acceptance.checks import Refused
 from tools.gpu_acceptance.tree import sources_here
@@ -89,18 +89,6 @@ def others(value: Any) -> Iterator[Any]:
         yield from ({}, {**value, "added": 1}, {**value, "added": "text"})
     elif isinstance(value, list):
         yield from ([], value[1:], value[:-1], [*value, value[0]])
-
-
-def edited(told: Any, path: Path_, value: Any, *, gone: bool = False) -> Any:
-    whole = copy.deepcopy(told)
-    parent = whole
-    for key in path[:-1]:
-        parent = parent[key]
-    if gone:
-        del parent[path[-1]]
-    else:
-        parent[path[-1]] = value
-    return whole
 
 
 def free(path: Path_) -> bool:
